@@ -1,0 +1,45 @@
+# Every target makes .venv first and installs what it needs: a machine with Python >= 3.11 and make is enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help demo test test-slow test-gpu lint format bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "siammm needs Python 3.11 or newer; set PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)  ## cluster scikit-learn's digits and show what was found
+	$(BIN)/siammm demo
+
+test: $(INSTALLED)  ## the default suite: no GPU, no network, under ten minutes
+	$(BIN)/python -m pytest -m 'not slow and not gpu'
+
+test-slow: $(INSTALLED)  ## everything that runs without a GPU
+	$(BIN)/python -m pytest -m 'not gpu'
+
+# Also runs from a bare checkout on a GPU machine where nothing can be installed: make test-gpu BIN= PYTHON=python3
+test-gpu:  ## the tests that need a CUDA device
+	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m pytest -m gpu
+
+lint: $(INSTALLED)  ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(INSTALLED)  ## rewrite the files in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)  ## time the mixture on this CPU beside scikit-learn and faiss
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,bench]'
+	$(BIN)/python benchmarks/mixture_cpu.py
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,27 @@
+"""Learn image representations and find the clusters in them, and how many there are, without labels."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from siammm.mixture.estimator import GaussianMixture, VonMisesFisherMixture
+
+__version__ = "0.1.0.dev0"
+
+__all__ = ["GaussianMixture", "VonMisesFisherMixture", "__version__"]
+
+# Names are imported when they are first used, so that `siammm --help` does not wait for torch.
+_HOMES = {
+    "GaussianMixture": "siammm.mixture.estimator",
+    "VonMisesFisherMixture": "siammm.mixture.estimator",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'siammm' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

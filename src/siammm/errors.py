@@ -1,0 +1,17 @@
+"""What goes wrong for a user, as exceptions whose message is one sentence: the value, the limit, the remedy.
+
+They also derive from the built-in exception that scikit-learn's conventions expect, so code that catches ``ValueError``
+around any estimator catches ours.
+"""
+
+
+class SiamMMError(Exception):
+    """Any failure that the user can do something about; the command line prints its message and exits with 2."""
+
+
+class InputError(SiamMMError, ValueError):
+    """The data or a parameter cannot be used as given."""
+
+
+class StoredFileError(SiamMMError, ValueError):
+    """A file that should hold a saved model or a table of embeddings does not, or is damaged."""

@@ -1,0 +1,251 @@
+"""Expectation maximisation over streamed samples: E step, M step, sufficient statistics, all-reduce.
+
+One E step is one pass over the samples. From each chunk it keeps only what the M step needs: how much of the chunk each
+component took, and the sum of the statistics t(x) it took. N x K never exists, and under ``torch.distributed`` only
+these sums travel.
+
+Legend:  N samples, K components, D dimensions, F length of the statistic, H neighbours;
+         alpha a component's size in Eq. 10, tau the temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from siammm.mixture import kernels, neighbours, ranks
+from siammm.mixture.components import Components
+from siammm.mixture.neighbours import Backend
+from siammm.mixture.samples import Samples
+
+AssignmentRule = Literal["nearest", "posterior"]
+ASSIGNMENT_RULES: tuple[AssignmentRule, ...] = ("nearest", "posterior")
+
+# Rows whose H neighbours are found at once: bounds what a pass holds besides the samples.
+_CPU_ROWS = 2**16
+_GPU_ROWS = 2**21
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """How samples are shared among components."""
+
+    rule: AssignmentRule = "nearest"
+    """The paper's H nearest with weights of Eq. 10, or the posterior of textbook EM over all components."""
+    n_neighbours: int = 5
+    """H of Eq. 8 and 10."""
+    temperature: float = 0.02
+    """tau of Eq. 10."""
+    size_weighting: bool = False
+    """Whether alpha of Eq. 10 is the component's weight, or 1 as in the paper."""
+    backend: Backend = "auto"
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What one E step leaves, summed over all ranks."""
+
+    count_K: Tensor
+    total_KF: Tensor
+    log_likelihood: float
+    """Mean over the samples; under the nearest rule a lower bound, from the H nearest components alone."""
+
+    @property
+    def mean_KF(self) -> Tensor:
+        """Mean statistic of each component: r of Eq. 5 for directions."""
+        return self.total_KF / self.count_K.clamp_min(1e-300)[:, None]
+
+
+def weigh(components: Components, assignment: Assignment, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The H nearest components of each sample, their weights, and the samples' log likelihood under these alone.
+
+    Eq. 8 for H = 1, Eq. 10 above. Shapes: index_NH int64, weight_NH with rows that sum to 1, log_likelihood_N.
+    """
+    w_KD, b_K = components.ranking(x_ND)
+    k, d = w_KD.shape
+    n_neighbours = min(assignment.n_neighbours, k)
+    backend = neighbours.choose_backend(
+        assignment.backend, x_ND.device, x_ND.dtype, d=d, k=k, n_neighbours=n_neighbours
+    )
+    score_NH, index_NH = neighbours.nearest(x_ND, w_KD, b_K, n_neighbours, backend=backend)
+    log_joint_NH = components.log_joint_of(x_ND, score_NH, index_NH)
+    if n_neighbours == 1:
+        return index_NH, torch.ones_like(score_NH), log_joint_NH[:, 0]
+    logit_NH = components.similarity(score_NH, x_ND) / assignment.temperature
+    if assignment.size_weighting:
+        logit_NH = logit_NH + components.weight_K.clamp_min(1e-300).log().to(logit_NH)[index_NH]
+    return index_NH, logit_NH.softmax(dim=1), log_joint_NH.logsumexp(dim=1)
+
+
+def e_step(samples: Samples, components: Components, assignment: Assignment) -> Statistics:
+    """Share every sample among the components, and sum up what each component got: one pass."""
+    k = components.weight_K.shape[0]
+    count_K = torch.zeros_like(components.weight_K)
+    total_KF: Tensor | None = None
+    log_likelihood = torch.zeros_like(count_K[0])
+    for _, x_ND in samples.chunks(pass_rows(samples, k, assignment)):
+        t_NF = components.statistic(x_ND)
+        if assignment.rule == "posterior":
+            log_joint_NK = components.log_joint(x_ND)
+            log_likelihood_N = log_joint_NK.logsumexp(dim=1)
+            posterior_NK = (log_joint_NK - log_likelihood_N[:, None]).exp()
+            chunk_count_K, chunk_KF = posterior_NK.sum(dim=0), posterior_NK.T @ t_NF
+        else:
+            index_NH, weight_NH, log_likelihood_N = weigh(components, assignment, x_ND)
+            chunk_count_K, chunk_KF = sums_by_component(t_NF, index_NH, weight_NH, k)
+        count_K += chunk_count_K.to(count_K)
+        total_KF = chunk_KF.to(count_K) if total_KF is None else total_KF.add_(chunk_KF.to(count_K))
+        log_likelihood += log_likelihood_N.to(count_K).sum()
+    if total_KF is None:  # a rank without rows still takes part in the sums
+        width = components.statistic(components.centre_KD[:1]).shape[1]
+        total_KF = count_K.new_zeros(k, width)
+    ranks.all_reduce_sum(count_K, total_KF, log_likelihood)
+    return Statistics(count_K, total_KF, float(log_likelihood) / samples.n_total)
+
+
+def sums_by_component(t_NF: Tensor, index_NH: Tensor, weight_NH: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """How much each component was given, count_K, and the weighted sum of the statistics it was given, total_KF."""
+    if t_NF.is_cuda and kernels.available() and t_NF.dtype == torch.float32:
+        return kernels.sums_by_component(t_NF, index_NH, weight_NH, k)
+    n_neighbours = index_NH.shape[1]
+    flat = index_NH.reshape(-1)
+    count_K = torch.bincount(flat, weights=weight_NH.reshape(-1).double(), minlength=k)
+    if n_neighbours == 1:
+        return count_K, t_NF.new_zeros(k, t_NF.shape[1]).index_add_(0, flat, t_NF)
+    # Every component gathers its own samples: a bag of rows with weights, which torch sums in parallel.
+    order = flat.argsort(stable=True)
+    bounds = torch.bincount(flat, minlength=k).cumsum(0)
+    total_KF = functional.embedding_bag(
+        order // n_neighbours,
+        t_NF,
+        functional.pad(bounds[:-1], (1, 0)),
+        mode="sum",
+        per_sample_weights=weight_NH.reshape(-1)[order],
+    )
+    return count_K, total_KF
+
+
+def maximise(
+    samples: Samples,
+    components: Components,
+    assignment: Assignment,
+    *,
+    max_iter: int,
+    tol: float,
+    generator: torch.Generator,
+    on_step: Callable[[int, float], None] | None = None,
+) -> tuple[Components, list[float], bool]:
+    """Alternate E and M steps until the log likelihood moves by less than ``tol``.
+
+    Returns the components, the log likelihood before each M step, and whether they converged. Components that lost all
+    their samples are seeded anew by splitting the largest.
+    """
+    history: list[float] = []
+    for step in range(max_iter):
+        statistics = e_step(samples, components, assignment)
+        history.append(statistics.log_likelihood)
+        components = components.estimated(*refilled(statistics, generator))
+        if on_step is not None:
+            on_step(step + 1, history[-1])
+        if len(history) > 1 and abs(history[-1] - history[-2]) < tol:
+            return components, history, True
+    return components, history, False
+
+
+def refilled(statistics: Statistics, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Counts and mean statistics in which each empty component has become half of a large one.
+
+    The two halves differ by a small random step, which the next E step turns into a real split.
+    """
+    count_K, mean_KF = statistics.count_K, statistics.mean_KF
+    empty = (count_K <= 0).nonzero()[:, 0]
+    if not empty.numel():
+        return count_K, mean_KF
+    count_K, mean_KF = count_K.clone(), mean_KF.clone()
+    # The largest components, each split once; more empty than full ones wait for the next round.
+    donors = count_K.argsort(descending=True, stable=True)[: min(empty.numel(), count_K.numel() - empty.numel())]
+    receivers = empty[: donors.numel()]
+    scale = mean_KF[donors].abs().mean(dim=1, keepdim=True)
+    noise = torch.randn(donors.numel(), mean_KF.shape[1], generator=generator, dtype=torch.float64)
+    count_K[donors] /= 2
+    count_K[receivers] = count_K[donors]
+    mean_KF[receivers] = mean_KF[donors] + 0.01 * scale * noise.to(mean_KF.device)
+    return count_K, mean_KF
+
+
+def log_likelihoods(samples: Samples, components: Components) -> Tensor:
+    """The log density of every sample under the whole mixture, float64."""
+    k = components.weight_K.shape[0]
+    result = torch.empty(samples.n_rows, dtype=torch.float64, device=components.weight_K.device)
+    for start, x_ND in samples.chunks(neighbours.score_chunk_rows(samples.device, samples.dtype, k)):
+        result[start : start + x_ND.shape[0]] = components.log_joint(x_ND).logsumexp(dim=1).to(result)
+    return result
+
+
+def assignments(samples: Samples, components: Components, assignment: Assignment) -> tuple[Tensor, Tensor]:
+    """The H components that matter most to each sample with their weights, heaviest first, whatever the rule.
+
+    Shapes: index_NH int64, weight_NH; under the posterior rule the rest of the posterior is left out of the row.
+    """
+    k = components.weight_K.shape[0]
+    n_neighbours = min(assignment.n_neighbours, k)
+    index_NH = torch.empty(samples.n_rows, n_neighbours, dtype=torch.int64, device=samples.device)
+    weight_NH = torch.empty(samples.n_rows, n_neighbours, dtype=samples.dtype, device=samples.device)
+    for start, x_ND in samples.chunks(pass_rows(samples, k, assignment)):
+        piece = slice(start, start + x_ND.shape[0])
+        if assignment.rule == "posterior":
+            top = components.log_joint(x_ND).softmax(dim=1).topk(n_neighbours, dim=1)
+            index_NH[piece], weight_NH[piece] = top.indices, top.values
+        else:
+            index, weight, _ = weigh(components, assignment, x_ND)
+            if assignment.size_weighting:  # the nearest component need not be the heaviest
+                weight, order = weight.sort(dim=1, descending=True)
+                index = index.gather(1, order)
+            index_NH[piece], weight_NH[piece] = index, weight
+    return index_NH, weight_NH
+
+
+def pass_rows(samples: Samples, k: int, assignment: Assignment) -> int:
+    """How many rows of a pass are worked on at once."""
+    if assignment.rule == "posterior":
+        return neighbours.score_chunk_rows(samples.device, samples.dtype, k)
+    return _GPU_ROWS if samples.device.type == "cuda" else _CPU_ROWS
+
+
+def second_moments(samples: Samples) -> Tensor:
+    """The mean of x x^T over all samples, moment_DD float64."""
+    d = samples.n_columns
+    moment_DD = torch.zeros(d, d, dtype=torch.float64, device=samples.parameter_device)
+    for _, x_ND in samples.chunks(_CPU_ROWS):
+        moment_DD += (x_ND.T @ x_ND).to(moment_DD)
+    ranks.all_reduce_sum(moment_DD)
+    return moment_DD / samples.n_total
+
+
+def principal_directions(samples: Samples, dims: int) -> tuple[Tensor, float]:
+    """The directions that hold most of the samples' squared length, basis_DP, and how much of it they hold.
+
+    Appendix C measures the length of r within these. The moments are about the origin, not the mean: the length to be
+    kept is that of r itself.
+    """
+    values, vectors = torch.linalg.eigh(second_moments(samples))
+    return vectors[:, -dims:].contiguous(), float(values[-dims:].sum())
+
+
+def mean_and_variance(samples: Samples) -> tuple[Tensor, float]:
+    """The mean of all samples, mean_D float64, and the mean variance of a dimension."""
+    total_D = torch.zeros(samples.n_columns, dtype=torch.float64, device=samples.parameter_device)
+    for _, x_ND in samples.chunks(_CPU_ROWS):
+        total_D += x_ND.sum(dim=0).to(total_D)
+    ranks.all_reduce_sum(total_D)
+    mean_D = total_D / samples.n_total
+    square_D = torch.zeros_like(mean_D)
+    for _, x_ND in samples.chunks(_CPU_ROWS):
+        square_D += ((x_ND - mean_D.to(x_ND)) ** 2).sum(dim=0).to(square_D)
+    ranks.all_reduce_sum(square_D)
+    return mean_D, float(square_D.mean()) / samples.n_total

@@ -1,0 +1,393 @@
+"""Triton kernels for CUDA: the H nearest components in one pass, sums by component, and the distances of all pairs.
+
+Each has the shape of one loop over tiles that stay on the chip; neither N x K nor K x K is ever stored. They also run
+under Triton's interpreter (``TRITON_INTERPRET=1``) on a CPU, which is how they are tested without a GPU.
+
+**The H nearest.** A tile of scores is BLOCK_N samples by BLOCK_K components. A top-H insertion for each score would cost
+far more than the matrix product. Instead each column of the tile is a *bucket*: over all tiles, bucket c sees the
+components c, c + BLOCK_K, c + 2 BLOCK_K, ..., and keeps its best three scores, in registers, with six instructions and no
+exchange between threads. The number of the tile is written into the low bits of the score itself, so a score carries
+its component. After the last tile the best candidates of the 3 BLOCK_K survivors are taken, and ``_rescore`` decides among
+them in float32. A neighbour is lost only if four of the H best fall into one bucket: for H = 5 and 64 buckets that is
+5 / 64^3, one row in 50,000, and then only its last neighbour. H = 1 needs only the best two.
+
+Legend:  N samples, K components, D dimensions, H neighbours;  x samples, w and b the affine score of a component.
+"""
+
+from __future__ import annotations
+
+# Triton's language is not typed, and names in capitals are its compile-time constants.
+# pyright: basic
+# ruff: noqa: D103
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError:  # pragma: no cover - Triton comes with torch on Linux; elsewhere the torch backend serves
+    triton = None
+
+MAX_DIMENSIONS = 1024
+# Beyond this, four of a row's H best share a bucket too often.
+MAX_NEIGHBOURS = 8
+
+# How many candidates reach the float32 re-rank beyond the H asked for.
+_SPARE_CANDIDATES = 3
+# Low bits of a float32 score that hold the number of its tile; the other 12 bits of mantissa are as fine as float16's.
+_TILE_BITS = 11
+_LEAST = -3.0e38
+
+
+def available() -> bool:
+    """Whether the kernels can run in this process."""
+    return triton is not None and (torch.cuda.is_available() or _interpreted())
+
+
+def supports(d: int, n_neighbours: int) -> bool:
+    """Whether the kernels are exact, and fit on the chip, for these sizes."""
+    return 16 <= d <= MAX_DIMENSIONS and n_neighbours <= MAX_NEIGHBOURS
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def nearest(x_ND: Tensor, w_KD: Tensor, b_K: Tensor | None, n_neighbours: int) -> tuple[Tensor, Tensor]:
+    """The scores and numbers of the H components with the highest scores, best first; float32 and int64."""
+    n, d = x_ND.shape
+    k = w_KD.shape[0]
+    x_ND, w_KD = x_ND.float().contiguous(), w_KD.float().contiguous()
+    settings = _tile_settings(d)
+    block_n, block_k = settings["BLOCK_N"], settings["BLOCK_K"]
+    per_launch = block_k * 2**_TILE_BITS
+    n_candidates = min(n_neighbours + _SPARE_CANDIDATES, 3 * block_k)
+    unit = b_K is None
+    low_x, low_w = _low_precision(x_ND, unit), _padded(_low_precision(w_KD, unit), block_k)
+    bias = low_w if b_K is None else _padded(b_K.float(), block_k)
+    parts = []
+    for first in range(0, k, per_launch):
+        part = torch.empty(n, n_candidates, dtype=torch.int32, device=x_ND.device)
+        w_part = low_w[first : first + per_launch]
+        bulk_copy = _has_bulk_copy(x_ND.device) and d % 16 == 0
+        _propose[(triton.cdiv(n, block_n),)](
+            low_x,
+            TensorDescriptor.from_tensor(w_part, [block_k, triton.next_power_of_2(d)]) if bulk_copy else w_part,
+            bias[first:],
+            part,
+            n,
+            min(per_launch, k - first),
+            first,
+            D=d,
+            BLOCK_D=triton.next_power_of_2(d),
+            EVEN_D=triton.next_power_of_2(d) == d,
+            BULK_COPY=bulk_copy,
+            CANDIDATES=n_candidates,
+            DEPTH=2 if n_neighbours == 1 else 3,
+            HAS_BIAS=b_K is not None,
+            TILE_BITS=_TILE_BITS,
+            LEAST=_LEAST,
+            **settings,
+        )
+        parts.append(part)
+    return rescore(x_ND, w_KD, b_K, torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], n_neighbours)
+
+
+def rescore(
+    x_ND: Tensor, w_KD: Tensor, b_K: Tensor | None, candidate_NC: Tensor, n_neighbours: int
+) -> tuple[Tensor, Tensor]:
+    """The best H of each row's candidates by their float32 scores; candidates below 0 stand for none."""
+    n, d = x_ND.shape
+    n_candidates = candidate_NC.shape[1]
+    score_NH = torch.empty(n, n_neighbours, dtype=torch.float32, device=x_ND.device)
+    index_NH = torch.empty(n, n_neighbours, dtype=torch.int64, device=x_ND.device)
+    block = 16
+    _rescore[(triton.cdiv(n, block),)](
+        x_ND,
+        w_KD,
+        x_ND if b_K is None else b_K.float(),
+        candidate_NC,
+        score_NH,
+        index_NH,
+        n,
+        D=d,
+        BLOCK_D=triton.next_power_of_2(d),
+        BLOCK_N=block,
+        CANDIDATES=n_candidates,
+        WIDTH=triton.next_power_of_2(n_candidates),
+        H=n_neighbours,
+        HAS_BIAS=b_K is not None,
+        LEAST=_LEAST,
+        num_warps=4,
+    )
+    return score_NH, index_NH
+
+
+def sums_by_component(t_NF: Tensor, index_NH: Tensor, weight_NH: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """sum_i weight_ih, count_K, and sum_i weight_ih t_i, total_KF, for every component, float32.
+
+    Each component gathers its own samples in their order; no atomics, so the same input gives the same bits.
+    """
+    n_neighbours = index_NH.shape[1]
+    flat = index_NH.reshape(-1).to(torch.int32)
+    sorted_component, order = flat.sort(stable=True)
+    bounds = torch.searchsorted(sorted_component, torch.arange(k + 1, dtype=torch.int32, device=flat.device))
+    total_KF = torch.empty(k, t_NF.shape[1], dtype=torch.float32, device=t_NF.device)
+    count_K = torch.empty(k, dtype=torch.float32, device=t_NF.device)
+    _gather_sum[(k,)](
+        t_NF.contiguous(),
+        order,
+        weight_NH.reshape(-1).float(),
+        bounds,
+        count_K,
+        total_KF,
+        F=t_NF.shape[1],
+        BLOCK_F=triton.next_power_of_2(t_NF.shape[1]),
+        H=n_neighbours,
+        BLOCK_R=16,
+        num_warps=4,
+    )
+    return count_K, total_KF
+
+
+def sum_of_distances(mu_KD: Tensor) -> Tensor:
+    """The sum of |mu_i - mu_j| over all pairs i < j of unit vectors, float64 scalar."""
+    k, d = mu_KD.shape
+    low = _low_precision(mu_KD)
+    interpreted = _interpreted()
+    block = 16 if interpreted else 128
+    n_tiles = triton.cdiv(k, block)
+    partial = torch.empty(n_tiles, dtype=torch.float64, device=mu_KD.device)
+    _distance_sums[(n_tiles,)](
+        low,
+        partial,
+        k,
+        n_tiles,
+        D=d,
+        BLOCK_D=triton.next_power_of_2(d),
+        BLOCK=block,
+        num_warps=8,
+        num_stages=2 if d <= 256 else 1,
+    )
+    return partial.sum()
+
+
+def _low_precision(x: Tensor, unit: bool = True) -> Tensor:
+    """Sixteen bits for the tensor cores: float16, three bits finer, where rows have unit length; bfloat16 for any size.
+
+    The interpreter multiplies in numpy, in float32.
+    """
+    if _interpreted():
+        return x.float()
+    return x.half() if unit else x.bfloat16()
+
+
+def _padded(rows: Tensor, block: int) -> Tensor:
+    """Rows of zeros added up to whole tiles."""
+    missing = -rows.shape[0] % block
+    if not missing:
+        return rows.contiguous()
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+
+
+def _has_bulk_copy(device: torch.device) -> bool:
+    """Whether the GPU copies whole tiles by itself (Hopper and later), which frees the threads for the scores."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def _tile_settings(d: int) -> dict[str, Any]:
+    """Tile sizes by dimension: the samples' tile and some of the components' must fit in shared memory (227 KB)."""
+    if _interpreted():
+        return {"BLOCK_N": 32, "BLOCK_K": 16, "num_warps": 4, "num_stages": 1}
+    if d <= 256:
+        return {"BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
+    if d <= 512:
+        return {"BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 2}
+    return {"BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 1}
+
+
+if triton is not None:
+
+    @triton.jit
+    def _propose(
+        x_ptr,
+        w_tiles,
+        b_ptr,
+        candidate_ptr,
+        n,
+        k,
+        first_component,
+        D: tl.constexpr,
+        BLOCK_D: tl.constexpr,
+        EVEN_D: tl.constexpr,
+        BULK_COPY: tl.constexpr,
+        BLOCK_N: tl.constexpr,
+        BLOCK_K: tl.constexpr,
+        CANDIDATES: tl.constexpr,
+        DEPTH: tl.constexpr,
+        HAS_BIAS: tl.constexpr,
+        TILE_BITS: tl.constexpr,
+        LEAST: tl.constexpr,
+    ):
+        row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        column = tl.arange(0, BLOCK_K)
+        dim = tl.arange(0, BLOCK_D)
+        x = tl.load(
+            x_ptr + row[:, None].to(tl.int64) * D + dim[None, :],
+            mask=(row[:, None] < n) & (dim[None, :] < D),
+            other=0.0,
+        )
+        best = tl.full((BLOCK_N, BLOCK_K), LEAST, tl.float32)
+        second = tl.full((BLOCK_N, BLOCK_K), LEAST, tl.float32)
+        third = tl.full((BLOCK_N, BLOCK_K), LEAST, tl.float32)
+        keep: tl.constexpr = -(2**TILE_BITS)  # a mask: all bits but the lowest
+        for tile in range(0, tl.cdiv(k, BLOCK_K)):
+            # The components are padded to whole tiles: masks here would cost as much as the rest of the loop.
+            if BULK_COPY:
+                w = w_tiles.load([tile * BLOCK_K, 0]).T
+            else:
+                w_ptrs = w_tiles + (tile * BLOCK_K + column[None, :]).to(tl.int64) * D + dim[:, None]
+                if EVEN_D:
+                    w = tl.load(w_ptrs)
+                else:
+                    w = tl.load(w_ptrs, mask=dim[:, None] < D, other=0.0)
+            score = tl.dot(x, w, input_precision="ieee")
+            if HAS_BIAS:
+                score += tl.load(b_ptr + tile * BLOCK_K + column)[None, :]
+            tagged = ((score.to(tl.int32, bitcast=True) & keep) | tile).to(tl.float32, bitcast=True)
+            if (tile + 1) * BLOCK_K > k:
+                tagged = tl.where(tile * BLOCK_K + column[None, :] < k, tagged, LEAST)
+            lower = tl.minimum(best, tagged)
+            best = tl.maximum(best, tagged)
+            if DEPTH == 3:
+                third = tl.maximum(third, tl.minimum(second, lower))
+            second = tl.maximum(second, lower)
+        for c in tl.static_range(CANDIDATES):
+            value, bucket = tl.max(best, axis=1, return_indices=True)
+            tile_of = value.to(tl.int32, bitcast=True) & (2**TILE_BITS - 1)
+            found = tl.where(value > LEAST, first_component + tile_of * BLOCK_K + bucket, -1)
+            tl.store(candidate_ptr + row.to(tl.int64) * CANDIDATES + c, found, mask=row < n)
+            taken = column[None, :] == bucket[:, None]
+            best = tl.where(taken, second, best)
+            second = tl.where(taken, third, second)
+            third = tl.where(taken, LEAST, third)
+
+    @triton.jit
+    def _rescore(
+        x_ptr,
+        w_ptr,
+        b_ptr,
+        candidate_ptr,
+        score_ptr,
+        index_ptr,
+        n,
+        D: tl.constexpr,
+        BLOCK_D: tl.constexpr,
+        BLOCK_N: tl.constexpr,
+        CANDIDATES: tl.constexpr,
+        WIDTH: tl.constexpr,
+        H: tl.constexpr,
+        HAS_BIAS: tl.constexpr,
+        LEAST: tl.constexpr,
+    ):
+        row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        dim = tl.arange(0, BLOCK_D)
+        slot = tl.arange(0, WIDTH)
+        inside = (row[:, None] < n) & (dim[None, :] < D)
+        x = tl.load(x_ptr + row[:, None].to(tl.int64) * D + dim[None, :], mask=inside, other=0.0)
+        scores = tl.full((BLOCK_N, WIDTH), LEAST, tl.float32)
+        components = tl.full((BLOCK_N, WIDTH), -1, tl.int32)
+        for c in range(CANDIDATES):
+            candidate = tl.load(candidate_ptr + row.to(tl.int64) * CANDIDATES + c, mask=row < n, other=-1)
+            real = candidate >= 0
+            w = tl.load(
+                w_ptr + candidate[:, None].to(tl.int64) * D + dim[None, :], mask=inside & real[:, None], other=0.0
+            )
+            score = tl.sum(x * w, axis=1)
+            if HAS_BIAS:
+                score += tl.load(b_ptr + candidate, mask=real, other=0.0)
+            here = slot[None, :] == c
+            scores = tl.where(here & real[:, None], score[:, None], scores)
+            components = tl.where(here, candidate[:, None], components)
+        for h in tl.static_range(H):
+            value, position = tl.max(scores, axis=1, return_indices=True)
+            taken = slot[None, :] == position[:, None]
+            component = tl.max(tl.where(taken, components, -1), axis=1)
+            tl.store(score_ptr + row.to(tl.int64) * H + h, value, mask=row < n)
+            tl.store(index_ptr + row.to(tl.int64) * H + h, component.to(tl.int64), mask=row < n)
+            scores = tl.where(taken, LEAST, scores)
+
+    @triton.jit
+    def _gather_sum(
+        t_ptr,
+        order_ptr,
+        weight_ptr,
+        bounds_ptr,
+        count_ptr,
+        total_ptr,
+        F: tl.constexpr,
+        BLOCK_F: tl.constexpr,
+        H: tl.constexpr,
+        BLOCK_R: tl.constexpr,
+    ):
+        component = tl.program_id(0).to(tl.int64)
+        feature = tl.arange(0, BLOCK_F)
+        lane = tl.arange(0, BLOCK_R)
+        start = tl.load(bounds_ptr + component)
+        stop = tl.load(bounds_ptr + component + 1)
+        total = tl.zeros((BLOCK_F,), tl.float32)
+        count = tl.zeros((BLOCK_R,), tl.float32)
+        for first in range(start, stop, BLOCK_R):
+            position = first + lane
+            valid = position < stop
+            entry = tl.load(order_ptr + position, mask=valid, other=0)
+            weight = tl.load(weight_ptr + entry, mask=valid, other=0.0)
+            sample = (entry // H).to(tl.int64)
+            t = tl.load(
+                t_ptr + sample[:, None] * F + feature[None, :], mask=valid[:, None] & (feature[None, :] < F), other=0.0
+            )
+            total += tl.sum(t.to(tl.float32) * weight[:, None], axis=0)
+            count += weight
+        tl.store(count_ptr + component, tl.sum(count, axis=0))
+        tl.store(total_ptr + component * F + feature, total, mask=feature < F)
+
+    @triton.jit
+    def _distance_sums(
+        mu_ptr,
+        partial_ptr,
+        k,
+        n_tiles,
+        D: tl.constexpr,
+        BLOCK_D: tl.constexpr,
+        BLOCK: tl.constexpr,
+    ):
+        # Tile row i meets the tiles i, i + 1, ... half-way round the circle, so that every pair of tiles meets once and
+        # every program does the same work.
+        i = tl.program_id(0)
+        lane = tl.arange(0, BLOCK)
+        dim = tl.arange(0, BLOCK_D)
+        row = i * BLOCK + lane
+        a = tl.load(
+            mu_ptr + row[:, None].to(tl.int64) * D + dim[None, :],
+            mask=(row[:, None] < k) & (dim[None, :] < D),
+            other=0.0,
+        )
+        total = tl.zeros((BLOCK,), tl.float64)
+        for step in range(0, n_tiles // 2 + 1):
+            column = ((i + step) % n_tiles) * BLOCK + lane
+            b = tl.load(
+                mu_ptr + column[None, :].to(tl.int64) * D + dim[:, None],
+                mask=(column[None, :] < k) & (dim[:, None] < D),
+                other=0.0,
+            )
+            cosine = tl.dot(a, b, input_precision="ieee")
+            distance = tl.sqrt(tl.maximum(2.0 - 2.0 * cosine, 0.0))
+            counted = (row[:, None] < k) & (column[None, :] < k) & ((step > 0) | (row[:, None] < column[None, :]))
+            half_way = (step * 2 == n_tiles) & (i >= n_tiles // 2)  # these pairs of tiles meet twice; count them once
+            distance = tl.where(counted & (half_way == 0), distance, 0.0)
+            total += tl.sum(distance, axis=1).to(tl.float64)
+        tl.store(partial_ptr + i, tl.sum(total, axis=0))

@@ -1,0 +1,161 @@
+"""The rows that a mixture is fitted to, in chunks on the compute device, wherever they are stored.
+
+A matrix may be a tensor, an array, or a memory-mapped file larger than memory. What fits stays resident on the device,
+normalised once; what does not is read, moved and normalised chunk by chunk in every pass. Nothing above this module
+needs to know which.
+
+Under ``torch.distributed`` every rank holds its own shard; a row's global number is its number in the shard after those
+of the ranks before, so that a draw of rows does not depend on how many ranks there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from siammm.errors import InputError
+from siammm.mixture import ranks
+
+# A memory-mapped file, or any matrix larger than this share of the device's free memory, is streamed.
+_RESIDENT_SHARE = 0.5
+_STREAM_BYTES = 64 * 2**20
+
+
+class Samples:
+    """Rows of a matrix as floating-point chunks on one device, each scaled to unit length if ``unit``."""
+
+    def __init__(self, X: Tensor | np.ndarray[Any, Any], *, device: torch.device, unit: bool, name: str = "X") -> None:
+        self._source = X
+        self._unit = unit
+        self._name = name
+        self.device = device
+        # Parameters are float64, which Apple's GPUs do not have: there the few large products run on the GPU, the rest here.
+        self.parameter_device = torch.device("cpu") if device.type == "mps" else device
+        self.n_rows, self.n_columns = int(X.shape[0]), int(X.shape[1])
+        self.dtype = _compute_dtype(X, device)
+        self._shift: Tensor | None = None
+        self._resident: Tensor | None = None
+        if _fits(X, self.dtype, device):
+            self._resident = self._prepared(X, 0)
+        else:
+            for _ in self.chunks(self._stream_rows()):
+                pass  # the first pass finds rows that cannot be used before any work is done on the others
+        counts = ranks.all_gather_counts(self.n_rows, device)
+        self.n_total = sum(counts)
+        self._first = sum(counts[: ranks.rank()])
+
+    @property
+    def resident(self) -> Tensor | None:
+        """All rows at once, if they stay on the device."""
+        return self._resident
+
+    def rows(self) -> Tensor:
+        """All rows, prepared: for small matrices."""
+        return torch.cat([chunk for _, chunk in self.chunks(self.n_rows)])
+
+    def centre(self, shift_D: Tensor) -> None:
+        """Subtract this from every row from now on: differences of large numbers are kept out of the arithmetic."""
+        self._shift = shift_D.to(self.device, self.dtype)
+        if self._resident is not None:
+            self._resident = self._resident - self._shift
+
+    def chunks(self, rows: int) -> Iterator[tuple[int, Tensor]]:
+        """Every row in order, in chunks of at most so many rows, each with the number of its first row."""
+        if self._resident is not None:
+            for start in range(0, self.n_rows, rows):
+                yield start, self._resident[start : start + rows]
+            return
+        for outer in range(0, self.n_rows, self._stream_rows()):
+            block = self._prepared(self._source[outer : outer + self._stream_rows()], outer)
+            for start in range(0, block.shape[0], rows):
+                yield outer + start, block[start : start + rows]
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """A random subset of all ranks' rows without replacement, the same on every rank."""
+        count = min(count, self.n_total)
+        if count == self.n_total:
+            chosen = torch.arange(count)
+        elif self.n_total <= 2**24:
+            chosen = torch.randperm(self.n_total, generator=generator)[:count].sort().values
+        else:  # a permutation would be larger than the draw by far; the few repeats do not matter
+            chosen = torch.randint(self.n_total, (count,), generator=generator).unique()
+        mine = chosen[(chosen >= self._first) & (chosen < self._first + self.n_rows)] - self._first
+        return ranks.all_gather_rows(self._take(mine), self.device)
+
+    def _take(self, index: Tensor) -> Tensor:
+        if self._resident is not None:
+            return self._resident[index.to(self.device)]
+        if isinstance(self._source, Tensor):
+            return self._prepared(self._source[index.to(self._source.device)], 0)
+        return self._prepared(self._source[index.numpy()], 0)
+
+    def _stream_rows(self) -> int:
+        return max(1, _STREAM_BYTES // max(1, self.n_columns * 4))
+
+    def _prepared(self, block: Tensor | np.ndarray[Any, Any], first: int) -> Tensor:
+        """One block on the device in the compute type, checked, unit length if asked, centred if asked."""
+        if isinstance(block, Tensor):
+            rows = block.detach().to(self.device, self.dtype)
+        else:
+            plain = np.ascontiguousarray(block)
+            if not plain.flags.writeable:  # torch refuses to share what it could then change
+                plain = plain.copy()
+            rows = torch.from_numpy(plain).to(self.device, self.dtype)
+        _refuse_not_finite(rows, first, self._name)
+        if self._unit:
+            length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+            if bool((length == 0).any()):
+                _refuse_zero(length, first, self._name)
+            rows = rows / length
+        return rows if self._shift is None else rows - self._shift
+
+
+def _compute_dtype(X: Tensor | np.ndarray[Any, Any], device: torch.device) -> torch.dtype:
+    """float64 for those who bring it, where the device has it; float32 for everybody else."""
+    double = X.dtype == torch.float64 if isinstance(X, Tensor) else X.dtype == np.float64
+    return torch.float64 if double and device.type != "mps" else torch.float32
+
+
+def _fits(X: Tensor | np.ndarray[Any, Any], dtype: torch.dtype, device: torch.device) -> bool:
+    need = int(X.shape[0]) * int(X.shape[1]) * dtype.itemsize
+    if device.type == "cuda":
+        return need <= _RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
+    mapped = isinstance(X, np.ndarray) and _is_memory_mapped(X)
+    return not mapped or need <= _STREAM_BYTES
+
+
+def _is_memory_mapped(X: np.ndarray[Any, Any]) -> bool:
+    """Whether an array, or the array it is a view of, is a file."""
+    base: Any = X
+    while base is not None:
+        if isinstance(base, np.memmap):
+            return True
+        base = getattr(base, "base", None)
+    return False
+
+
+def _refuse_not_finite(rows: Tensor, first: int, name: str) -> None:
+    if bool(torch.isfinite(rows.sum())):  # one cheap pass; a sum that overflows is looked at more closely
+        return
+    bad = (~torch.isfinite(rows)).any(dim=1).nonzero()
+    if bad.numel():
+        raise InputError(
+            f"{name} holds NaN or infinity in {_count(bad)}, the first being row {first + int(bad[0])}: "
+            f"every value must be finite; remove or repair these rows."
+        )
+
+
+def _refuse_zero(length: Tensor, first: int, name: str) -> None:
+    bad = (length[:, 0] == 0).nonzero()
+    raise InputError(
+        f"{name} has a length of 0 in {_count(bad)}, the first being row {first + int(bad[0])}: a zero vector has no "
+        f"direction; remove these rows, or use GaussianMixture, which takes embeddings of any length."
+    )
+
+
+def _count(bad: Tensor) -> str:
+    return f"{bad.shape[0]:,} row{'s' if bad.shape[0] > 1 else ''}"

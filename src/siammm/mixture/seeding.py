@@ -1,0 +1,134 @@
+"""Where the components start: k-means++ on a draw of the samples, or random samples.
+
+Seeds drawn like k-means++ miss components: in high dimensions all distances are nearly equal, so the draw is hardly
+better than uniform, and EM cannot move a component from a cluster that has two to one that has none. So three times as
+many seeds are drawn as are needed, settled by a few steps of k-means, and joined two by two at the least cost in squared
+distance (Ward's criterion) until the number is right. This is the paper's own remark, that overseeding raises the chance
+of finding the right centroids, put at the start. Above ``_OVERSEED_LIMIT`` components the draw itself is used.
+
+Legend:  S drawn samples, M seeds, K components, D dimensions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from siammm.mixture import neighbours
+from siammm.mixture.samples import Samples
+
+Init = Literal["k-means++", "random"]
+INITS: tuple[Init, ...] = ("k-means++", "random")
+
+_OVERSEED = 3
+_OVERSEED_LIMIT = 1024
+_SETTLING_STEPS = 5
+# Rows drawn for every seed, and at the least in all.
+_DRAW_PER_SEED = 25
+_DRAW_LEAST = 10_000
+# Up to so many rounds of drawing: exact k-means++ below, several seeds a round above (its parallel form).
+_ROUNDS = 256
+
+
+def seeds(samples: Samples, k: int, init: Init, generator: torch.Generator, *, overseed: bool = True) -> Tensor:
+    """K starting centres from the samples, centre_KD, the same on every rank."""
+    if init == "random":
+        return samples.draw(k, generator)[:k]
+    overseed = overseed and k <= _OVERSEED_LIMIT and _OVERSEED * k * 4 <= samples.n_total and k > 1
+    m = _OVERSEED * k if overseed else k
+    x_SD = samples.draw(max(_DRAW_LEAST, _DRAW_PER_SEED * m), generator)
+    centre_MD = _spread_out(x_SD, m, generator)
+    if not overseed:
+        return centre_MD
+    centre_MD, count_M = _settled(x_SD, centre_MD)
+    return _joined(centre_MD, count_M, k)
+
+
+def _spread_out(x_SD: Tensor, m: int, generator: torch.Generator) -> Tensor:
+    """Draw seeds with probability proportional to the squared distance from those drawn before: k-means++."""
+    s = x_SD.shape[0]
+    half_square_S = 0.5 * (x_SD**2).sum(dim=1)
+    rounds = min(m, _ROUNDS)
+    chosen = torch.randint(s, (1,), generator=generator)
+    squared_S = torch.full((s,), torch.inf, dtype=x_SD.dtype, device=x_SD.device)
+    new = chosen
+    for done in range(1, rounds + 1):
+        c_MD = x_SD[new.to(x_SD.device)]
+        rows = neighbours.score_chunk_rows(x_SD.device, x_SD.dtype, c_MD.shape[0])
+        for start in range(0, s, rows):
+            piece = slice(start, start + rows)
+            score = torch.addmm(-0.5 * (c_MD**2).sum(dim=1), x_SD[piece], c_MD.T).amax(dim=1)
+            squared_S[piece] = torch.minimum(squared_S[piece], 2 * (half_square_S[piece] - score))
+        squared_S[chosen.to(x_SD.device)] = 0
+        wanted = (m * done) // rounds if done < rounds else m
+        if wanted <= chosen.numel():
+            continue
+        new = _weighted_draw(squared_S, wanted - chosen.numel(), chosen, generator)
+        chosen = torch.cat([chosen, new])
+    return x_SD[chosen.to(x_SD.device)]
+
+
+def _weighted_draw(weight_S: Tensor, count: int, taken: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw without replacement, by adding Gumbel noise to the log weights; rows of weight 0 come last."""
+    log_weight = weight_S.detach().double().cpu().clamp_min(1e-300).log()
+    log_weight[taken] = -torch.inf
+    uniform = torch.rand(log_weight.shape[0], generator=generator, dtype=torch.float64).clamp_min(1e-300)
+    return (log_weight - (-uniform.log()).log()).topk(count).indices
+
+
+def _settled(x_SD: Tensor, centre_MD: Tensor) -> tuple[Tensor, Tensor]:
+    """A few steps of k-means; seeds that lose all their samples are left out."""
+    count_M = torch.ones(centre_MD.shape[0], dtype=x_SD.dtype, device=x_SD.device)
+    for _ in range(_SETTLING_STEPS):
+        bias_M = -0.5 * (centre_MD**2).sum(dim=1)
+        _, index = neighbours.nearest(x_SD, centre_MD, bias_M, 1)
+        count_M = torch.bincount(index[:, 0], minlength=centre_MD.shape[0]).to(x_SD.dtype)
+        total_MD = torch.zeros_like(centre_MD).index_add_(0, index[:, 0], x_SD)
+        alive = count_M > 0
+        centre_MD, count_M = total_MD[alive] / count_M[alive, None], count_M[alive]
+    return centre_MD, count_M
+
+
+def _joined(centre_MD: Tensor, count_M: Tensor, k: int) -> Tensor:
+    """Join centres two by two, always the pair whose joining adds the least squared distance, until K are left."""
+    centre: np.ndarray[Any, Any] = centre_MD.double().cpu().numpy()
+    count: np.ndarray[Any, Any] = count_M.double().cpu().numpy()
+    m = centre.shape[0]
+    if m <= k:
+        return _topped_up(centre_MD, k)
+    square = (centre**2).sum(axis=1)
+    distance = np.maximum(square[:, None] + square[None, :] - 2 * centre @ centre.T, 0)
+    cost = distance * (count[:, None] * count[None, :] / (count[:, None] + count[None, :]))
+    np.fill_diagonal(cost, np.inf)
+    nearest = cost.argmin(axis=1)
+    least = cost[np.arange(m), nearest]
+    alive = np.ones(m, dtype=bool)
+    for _ in range(m - k):
+        i = int(least.argmin())
+        j = int(nearest[i])
+        total = count[i] + count[j]
+        centre[i] = (count[i] * centre[i] + count[j] * centre[j]) / total
+        count[i], alive[j] = total, False
+        row = ((centre[i] - centre) ** 2).sum(axis=1) * (total * count / (total + count))
+        row[~alive] = np.inf
+        row[i] = np.inf
+        cost[i, :], cost[:, i] = row, row
+        cost[j, :], cost[:, j] = np.inf, np.inf
+        least[j] = np.inf
+        for other in np.flatnonzero(alive & ((nearest == i) | (nearest == j))):
+            nearest[other] = cost[other].argmin()
+            least[other] = cost[other, nearest[other]]
+        nearest[i] = row.argmin()
+        least[i] = row[nearest[i]]
+        closer = row < least
+        nearest[closer], least[closer] = i, row[closer]
+    return torch.from_numpy(centre[alive]).to(centre_MD.device, centre_MD.dtype)
+
+
+def _topped_up(centre_MD: Tensor, k: int) -> Tensor:
+    """Repeat centres where the data has fewer different rows than components; EM keeps the copies finite."""
+    repeats = -(-k // centre_MD.shape[0])
+    return centre_MD.repeat(repeats, 1)[:k]

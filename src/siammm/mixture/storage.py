@@ -1,0 +1,111 @@
+"""A fitted mixture as one ``.safetensors`` file: the arrays, and the settings as JSON in its header. No pickle.
+
+The file is written beside its name and moved into place when it is complete, so a reader sees the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from siammm.errors import StoredFileError
+from siammm.mixture.merge import Merges
+
+_FORMAT = 1
+# The arrays of each kind of mixture, with their number of axes; a spherical variance has one, a diagonal one two.
+_ARRAYS: dict[str, dict[str, tuple[int, ...]]] = {
+    "VonMisesFisherMixture": {"mean_directions_": (2,), "concentrations_": (1,), "weights_": (1,)},
+    "GaussianMixture": {"means_": (2,), "variances_": (1, 2), "weights_": (1,), "data_mean_": (1,)},
+}
+_NUMBERS = ("n_components_", "n_iter_", "converged_", "lower_bound_", "n_features_in_", "data_variance_")
+
+Estimator = TypeVar("Estimator")
+
+
+def save(mixture: Any, path: Path) -> None:
+    """Write a fitted mixture."""
+    kind = type(mixture).__name__
+    arrays = {name: np.ascontiguousarray(_array(getattr(mixture, name))) for name in _ARRAYS[kind]}
+    header: dict[str, Any] = {
+        "format": _FORMAT,
+        "kind": kind,
+        "parameters": {name: value for name, value in mixture.get_params().items() if _is_plain(value)},
+        "fitted": {name: getattr(mixture, name) for name in _NUMBERS if hasattr(mixture, name)},
+        "merges": None,
+    }
+    if mixture.merges_ is not None:
+        arrays["merges.linkage"] = mixture.merges_.linkage
+        header["merges"] = {"n_components": mixture.merges_.n_components, "n_merges": mixture.merges_.n_merges}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        save_file(arrays, scratch, metadata={"siammm": json.dumps(header)})
+        with open(scratch, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(scratch, path)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise
+
+
+def load(kind: type[Estimator], path: Path) -> Estimator:
+    """Read what ``save`` wrote, and refuse anything else."""
+    if not path.is_file():
+        raise StoredFileError(f"There is no file {path}; give the path of a mixture that was saved with save().")
+    try:
+        with safe_open(path, framework="numpy") as stored:
+            header = json.loads((stored.metadata() or {})["siammm"])
+            arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise StoredFileError(
+            f"{path} is not a mixture saved by siammm, or it is damaged; save the mixture again."
+        ) from error
+    if header.get("format") != _FORMAT:
+        raise StoredFileError(
+            f"{path} has format {header.get('format')!r}, but this version of siammm reads {_FORMAT}; "
+            f"use the version that wrote it."
+        )
+    if header.get("kind") != kind.__name__:
+        raise StoredFileError(f"{path} holds a {header.get('kind')}, not a {kind.__name__}; load it with that class.")
+    _check_arrays(arrays, header["kind"], path)
+    mixture: Any = kind(**header["parameters"])
+    for name in _ARRAYS[header["kind"]]:
+        setattr(mixture, name, arrays[name])
+    for name, value in header["fitted"].items():
+        if name in _NUMBERS:
+            setattr(mixture, name, value)
+    merges = header["merges"]
+    mixture.merges_ = (
+        None if merges is None else Merges(arrays["merges.linkage"], merges["n_components"], merges["n_merges"])
+    )
+    return mixture
+
+
+def _check_arrays(arrays: dict[str, Any], kind: str, path: Path) -> None:
+    for name, axes in _ARRAYS[kind].items():
+        array = arrays.get(name)
+        if array is None or array.ndim not in axes or not array.size or not np.isfinite(array).all():
+            raise StoredFileError(
+                f"{path} is damaged: {name} is missing, misshapen or not finite; save the mixture again."
+            )
+    if len({arrays[name].shape[0] for name in _ARRAYS[kind] if name != "data_mean_"}) != 1:
+        raise StoredFileError(
+            f"{path} is damaged: its arrays disagree on the number of components; save the mixture again."
+        )
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether JSON holds it; an array or a fitted mixture given as ``init`` is where a fit began, not what it found."""
+    return isinstance(value, (str, int, float, bool, type(None)))

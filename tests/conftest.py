@@ -1,0 +1,52 @@
+"""Shared data. Threads are few: the suite must behave on a laptop and on a shared machine alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from siammm.mixture import vmf
+
+
+@dataclass(frozen=True)
+class Known:
+    """Samples of a mixture whose parameters are known."""
+
+    X: np.ndarray
+    y: np.ndarray
+    mean_directions: np.ndarray
+    concentrations: np.ndarray
+    weights: np.ndarray
+
+
+def known_mixture(*, k: int, d: int, n: int, low: float, high: float, seed: int, uneven: float = 4.0) -> Known:
+    generator = torch.Generator().manual_seed(seed)
+    mu = torch.nn.functional.normalize(torch.randn(k, d, generator=generator, dtype=torch.float64), dim=1)
+    kappa = torch.linspace(low, high, k, dtype=torch.float64)[torch.randperm(k, generator=generator)]
+    weight = torch.linspace(1, uneven, k, dtype=torch.float64)
+    count = (n * weight / weight.sum()).round().long()
+    rows = [vmf.sample(mu[i], float(kappa[i]), int(count[i]), generator=generator) for i in range(k)]
+    order = torch.randperm(int(count.sum()), generator=generator)
+    y = torch.arange(k).repeat_interleave(count)[order]
+    return Known(
+        X=torch.cat(rows)[order].numpy(),
+        y=y.numpy(),
+        mean_directions=mu.numpy(),
+        concentrations=kappa.numpy(),
+        weights=(count / count.sum()).numpy(),
+    )
+
+
+@pytest.fixture(scope="session")
+def twenty() -> Known:
+    """The contract's mixture: 20 components in 128 dimensions, concentrations 50 to 500, unequal weights."""
+    return known_mixture(k=20, d=128, n=20_000, low=50, high=500, seed=7)
+
+
+@pytest.fixture(scope="session")
+def small() -> Known:
+    """Six well-separated components in 16 dimensions."""
+    return known_mixture(k=6, d=16, n=900, low=60, high=200, seed=3)
