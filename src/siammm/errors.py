@@ -15,3 +15,7 @@ class InputError(SiamMMError, ValueError):
 
 class StoredFileError(SiamMMError, ValueError):
     """A file that should hold a saved model or a table of embeddings does not, or is damaged."""
+
+
+class ZeroRowWarning(UserWarning):
+    """Some rows have a length of 0, hence no direction. The estimators keep them and warn; the command line refuses them."""

@@ -58,6 +58,10 @@ class Components(Protocol):
         """The M step: components that fit these counts and mean statistics; those without samples stay as they are."""
         ...
 
+    def respread(self, count_K: Tensor, mean_KF: Tensor) -> Self:
+        """Weights and spreads that fit these counts and mean statistics, about the centres as they are."""
+        ...
+
     def taken(self, index: Tensor) -> Self:
         """A selection of the components, weights scaled to sum to 1."""
         ...
@@ -142,6 +146,10 @@ class VonMisesFisherComponents:
             kappa_K=torch.where(alive, kappa_K, self.kappa_K),
             weight_K=count_K / count_K.sum(),
         )
+
+    def respread(self, count_K: Tensor, mean_KF: Tensor) -> VonMisesFisherComponents:
+        """Concentrations and weights alone."""
+        return replace(self.estimated(count_K, mean_KF), mu_KD=self.mu_KD)
 
     def taken(self, index: Tensor) -> VonMisesFisherComponents:
         """A selection of the components."""

@@ -180,7 +180,7 @@ class _Mixture(DensityMixin, BaseEstimator):
             generator=generator,
             on_step=lambda step, value: progress.stepped(step, self.max_iter, value),
         )
-        return _Fit(components, merges, log_likelihoods, converged)
+        return _Fit(em.calibrated(samples, components, assignment), merges, log_likelihoods, converged)
 
     def _start(self, samples: Samples, init: object, generator: torch.Generator) -> Components:
         """The components before the first E step of the paper's loop, which one hard assignment has given a spread."""
@@ -338,15 +338,17 @@ class _Mixture(DensityMixin, BaseEstimator):
     def _validated(self, X: Matrix, *, reset: bool) -> Matrix:
         least = 2 if self._unit else 1
         if not isinstance(X, Tensor):
-            checked = validate_data(
-                self,
-                X,
-                reset=reset,
-                dtype=[np.float32, np.float64],
-                ensure_all_finite=False,  # Samples looks, in the same pass that normalises, and names the row
-                ensure_min_features=least,
-            )
-            return checked
+            try:
+                return validate_data(
+                    self,
+                    X,
+                    reset=reset,
+                    dtype=[np.float32, np.float64],
+                    ensure_all_finite=False,  # Samples looks, in the same pass that normalises, and names the row
+                    ensure_min_features=least if reset else 1,
+                )
+            except ValueError as error:
+                raise InputError(str(error)) from error
         if X.ndim != 2 or X.shape[0] < 1 or X.shape[1] < least:
             raise InputError(
                 f"X has shape {tuple(X.shape)}, but a mixture needs (n_samples, n_features) "
@@ -689,7 +691,10 @@ def _parameter(value: Any, device: torch.device) -> Tensor:
 
 def _like(value: Tensor, X: Matrix) -> Any:
     """A result in the form the user works in: a tensor on X's device, or an array."""
-    return value.to(X.device) if isinstance(X, Tensor) else value.cpu().numpy()
+    if isinstance(X, Tensor):
+        return value.contiguous().to(X.device)
+    # A copy: an array that shares torch's memory may be a column that keeps a larger table alive, and is not numpy's own.
+    return np.array(value.cpu().numpy())
 
 
 def _check_at_least(name: str, value: object, least: int) -> None:

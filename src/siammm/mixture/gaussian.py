@@ -107,6 +107,14 @@ class GaussianComponents:
             weight_K=count_K / count_K.sum(),
         )
 
+    def respread(self, count_K: Tensor, mean_KF: Tensor) -> GaussianComponents:
+        """Variances and weights alone: the spread about the means as they are."""
+        moved = self.estimated(count_K, mean_KF)
+        shift_KV = (moved.mean_KD - self.mean_KD) ** 2
+        if self.var_KV.shape[1] == 1:
+            shift_KV = shift_KV.mean(dim=1, keepdim=True)
+        return replace(moved, mean_KD=self.mean_KD, var_KV=moved.var_KV + shift_KV)
+
     def taken(self, index: Tensor) -> GaussianComponents:
         """A selection of the components."""
         weight_K = self.weight_K[index]

@@ -10,6 +10,7 @@ of the ranks before, so that a draw of rows does not depend on how many ranks th
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from siammm.errors import InputError
+from siammm.errors import InputError, ZeroRowWarning
 from siammm.mixture import ranks
 
 # A memory-mapped file, or any matrix larger than this share of the device's free memory, is streamed.
@@ -37,6 +38,7 @@ class Samples:
         self.parameter_device = torch.device("cpu") if device.type == "mps" else device
         self.n_rows, self.n_columns = int(X.shape[0]), int(X.shape[1])
         self.dtype = _compute_dtype(X, device)
+        self._warned = False
         self._shift: Tensor | None = None
         self._resident: Tensor | None = None
         if _fits(X, self.dtype, device):
@@ -108,9 +110,10 @@ class Samples:
         _refuse_not_finite(rows, first, self._name)
         if self._unit:
             length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-            if bool((length == 0).any()):
-                _refuse_zero(length, first, self._name)
-            rows = rows / length
+            if bool((length == 0).any()) and not self._warned:
+                self._warned = True
+                _warn_of_zeros(length, first, self._name)
+            rows = rows / length.clamp_min(torch.finfo(length.dtype).tiny)
         return rows if self._shift is None else rows - self._shift
 
 
@@ -149,11 +152,14 @@ def _refuse_not_finite(rows: Tensor, first: int, name: str) -> None:
         )
 
 
-def _refuse_zero(length: Tensor, first: int, name: str) -> None:
+def _warn_of_zeros(length: Tensor, first: int, name: str) -> None:
+    """scikit-learn's own checks fit to zero rows, so this cannot be an error; such a row is as far from every component."""
     bad = (length[:, 0] == 0).nonzero()
-    raise InputError(
+    warnings.warn(
         f"{name} has a length of 0 in {_count(bad)}, the first being row {first + int(bad[0])}: a zero vector has no "
-        f"direction; remove these rows, or use GaussianMixture, which takes embeddings of any length."
+        f"direction; remove these rows, or use GaussianMixture, which takes embeddings of any length.",
+        ZeroRowWarning,
+        stacklevel=2,
     )
 
 

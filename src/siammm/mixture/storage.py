@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,15 +43,14 @@ def save(mixture: Any, path: Path) -> None:
         arrays["merges.linkage"] = mixture.merges_.linkage
         header["merges"] = {"n_components": mixture.merges_.n_components, "n_merges": mixture.merges_.n_merges}
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         save_file(arrays, scratch, metadata={"siammm": json.dumps(header)})
         with open(scratch, "rb") as written:
             os.fsync(written.fileno())
         os.replace(scratch, path)
     except BaseException:
-        Path(scratch).unlink(missing_ok=True)
+        scratch.unlink(missing_ok=True)
         raise
 
 

@@ -1,0 +1,85 @@
+"""The ``siammm`` command: reads the flags, runs the command, and turns failures into one sentence and an exit code.
+
+0 is success, 2 is anything that the user can do something about, 130 is Ctrl-C. Commands are imported when they run:
+``siammm --help`` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import tyro
+
+from siammm import __version__
+from siammm.config import ClusterConfig, DemoConfig
+from siammm.errors import SiamMMError
+
+_Command = (
+    Annotated[DemoConfig, tyro.conf.subcommand("demo")] | Annotated[ClusterConfig, tyro.conf.subcommand("cluster")]
+)
+
+_DESCRIPTION = (
+    f"siammm {__version__}: find the clusters in embeddings, and how many there are, without labels. "
+    "New here? Run `siammm demo`."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments == ["--version"]:
+        sys.stdout.write(f"siammm {__version__}\n")
+        return 0
+    try:
+        config = parse(arguments)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 2
+    # A terminal that cannot show a character gets a question mark in its place, never a traceback.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        _run(config)
+        sys.stdout.flush()
+    except SiamMMError as error:
+        return _fail(str(error), 2)
+    except KeyboardInterrupt:
+        return _fail("interrupted.", 130)
+    except BrokenPipeError:
+        # The reader of our output has gone (`siammm cluster ... | head`); Python must not complain at exit as well.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except MemoryError:
+        return _fail("there is not enough memory for this; use a .npy file, which is not loaded whole.", 2)
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> DemoConfig | ClusterConfig:
+    """The settings that these arguments mean; exits with 2 where they mean none."""
+    return tyro.cli(
+        _Command,  # pyright: ignore[reportArgumentType]
+        prog="siammm",
+        description=_DESCRIPTION,
+        args=arguments,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+
+
+def _run(config: DemoConfig | ClusterConfig) -> None:
+    if isinstance(config, DemoConfig):
+        from siammm.commands.demo import demo
+
+        demo(config)
+    else:
+        from siammm.commands.cluster import cluster
+
+        cluster(config)
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"siammm: {' '.join(message.split())}\n")
+    return code

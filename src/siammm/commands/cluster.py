@@ -1,0 +1,276 @@
+"""``siammm cluster``: a table of embeddings in; clusters, a model and a summary out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from scipy.stats import rankdata
+
+import siammm
+from siammm.config import ClusterConfig, default_n_components
+from siammm.data.embeddings import EmbeddingTable, read_embeddings
+from siammm.data.folders import check_new_folder, new_folder
+from siammm.errors import InputError, ZeroRowWarning
+from siammm.evaluate.clustering import ClusteringScores, clustering_scores, label_codes
+
+# What a result consists of; a folder that holds anything else is not replaced.
+ASSIGNMENTS, MIXTURE, SUMMARY = "assignments.parquet", "mixture.safetensors", "summary.json"
+RESULT_NAMES = frozenset({ASSIGNMENTS, MIXTURE, SUMMARY})
+
+_ROWS_SHOWN = 12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clustering:
+    """Everything that a run found, before any of it is written or shown."""
+
+    table: EmbeddingTable
+    mixture: Any
+    clusters: np.ndarray
+    probability: np.ndarray
+    outlier_score: np.ndarray
+    sizes: np.ndarray
+    scores: ClusteringScores | None
+    seconds: dict[str, float]
+
+
+def cluster(config: ClusterConfig) -> None:
+    """Run the command. Whatever can be refused is refused before the work starts."""
+    output = config.output or Path(f"{config.embeddings.stem}-clusters")
+    check_new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES)
+    found = find_clusters(config)
+    with new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES) as folder:
+        pq.write_table(assignments(found), folder / ASSIGNMENTS)
+        found.mixture.save(folder / MIXTURE)
+        text = json.dumps(summary(found, config), indent=2, allow_nan=False, default=str)
+        (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
+    show(found, output, Console())
+
+
+def find_clusters(config: ClusterConfig) -> Clustering:
+    """Read the table, fit the mixture and describe every sample."""
+    seconds: dict[str, float] = {}
+    with _timed(seconds, "read"):
+        table = read_embeddings(
+            config.embeddings, key=config.key, id_column=config.id_column, label_column=config.label_column
+        )
+    X = table.embeddings
+    mixture = _mixture(config, *X.shape)
+    with _timed(seconds, "fit"):
+        _fit(mixture, X)
+    clusters = np.ascontiguousarray(mixture.labels_)
+    # Two more passes over the samples, with the fitted components.
+    with _timed(seconds, "describe"):
+        probability = mixture.predict_proba(X)[np.arange(len(clusters)), clusters]
+        unusual = outlier_score(np.asarray(mixture.score_samples(X)))
+    scores = None
+    if table.labels is not None:
+        with _timed(seconds, "score"):
+            scores = clustering_scores(table.labels, clusters)
+    return Clustering(
+        table=table,
+        mixture=mixture,
+        clusters=clusters,
+        probability=np.asarray(probability, dtype=np.float32).ravel(),
+        outlier_score=unusual,
+        sizes=np.bincount(clusters, minlength=mixture.n_components_),
+        scores=scores,
+        seconds={step: round(value, 3) for step, value in seconds.items()},
+    )
+
+
+def _fit(mixture: Any, X: np.ndarray) -> None:
+    """Fit, with the failures that are not the library's own to report in the words of the command."""
+    try:
+        with warnings.catch_warnings():
+            # The estimator must bear rows of zeros; in a file of embeddings they are a mistake that nobody should miss.
+            warnings.simplefilter("error", ZeroRowWarning)
+            mixture.fit(X)
+    except ZeroRowWarning as error:
+        raise InputError(str(error).replace("use GaussianMixture", "use --family gaussian")) from error
+    except torch.OutOfMemoryError as error:
+        raise InputError("The GPU has not enough memory for this; use fewer components or --device cpu.") from error
+
+
+def outlier_score(log_density: np.ndarray) -> np.ndarray:
+    """How unusual each sample is among all of them: the share of the others that the mixture finds likelier.
+
+    A log density has no scale that means anything to a reader; 0.97 reads "more unusual than 97 % of the others".
+    """
+    others = max(1, len(log_density) - 1)
+    return ((rankdata(-log_density, method="min") - 1) / others).astype(np.float32)
+
+
+def assignments(found: Clustering) -> pa.Table:
+    """The table of results: one row a sample, in the order of the input."""
+    table = found.table
+    n = len(found.clusters)
+    columns = {
+        "id": pa.array(np.arange(n) if table.ids is None else table.ids),
+        "cluster": pa.array(found.clusters.astype(np.int32)),
+        "probability": pa.array(found.probability),
+        "outlier_score": pa.array(found.outlier_score),
+    }
+    if table.labels is not None:
+        columns["label"] = pa.array(table.labels)
+    for name in [] if table.columns is None else table.columns.column_names:
+        ours = name
+        while ours in columns:
+            # An input that is itself a result keeps its old clusters, under another name.
+            ours = f"input_{ours}"
+        columns[ours] = table.columns.column(name)  # pyright: ignore[reportOptionalMemberAccess]
+    return pa.table(columns)
+
+
+def summary(found: Clustering, config: ClusterConfig) -> dict[str, Any]:
+    """What there is to know about the run, as plain values."""
+    mixture, (n, d) = found.mixture, found.table.embeddings.shape
+    merges = mixture.merges_
+    spread = "concentrations" if config.family == "von-mises-fisher" else "variances"
+    return {
+        "input": {"file": str(found.table.source), "n_samples": n, "n_dimensions": d},
+        "n_components": int(mixture.n_components_),
+        "converged": bool(mixture.converged_),
+        "n_iter": int(mixture.n_iter_),
+        "lower_bound": float(mixture.lower_bound_),
+        "sizes": found.sizes.tolist(),
+        "weights": np.asarray(mixture.weights_, dtype=float).tolist(),
+        spread: _spread(mixture).tolist(),
+        "n_components_by_round": None if merges is None else [int(k) for k in merges.n_components],
+        "scores": None if found.scores is None else dataclasses.asdict(found.scores),
+        "seconds": found.seconds,
+        "settings": dataclasses.asdict(config) | {"n_components": mixture.n_components},
+        "versions": {"siammm": siammm.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
+    }
+
+
+def show(found: Clustering, output: Path, console: Console) -> None:
+    """Print the summary that a person reads."""
+    n, d = found.table.embeddings.shape
+    mixture = found.mixture
+    merges = mixture.merges_
+    started = "" if merges is None else f", merged from {merges.n_components[0]:,}"
+    console.print(
+        f"\n[bold green]{mixture.n_components_:,} clusters[/] in {n:,} embeddings of {d:,} dimensions{started} "
+        f"[dim]({sum(found.seconds.values()):.1f} s)[/]\n"
+    )
+    console.print(
+        cluster_table(found.sizes, _spread(mixture), _spread_name(mixture), found.clusters, found.table.labels)
+    )
+    if not mixture.converged_:
+        console.print("[yellow]EM had not converged at --max-iter; the clusters are usable, but may still move.[/]")
+    if found.scores is not None:
+        console.print(score_table(found.scores))
+    console.print(f"\nWritten to [bold]{escape(str(output))}[/]: {ASSIGNMENTS}, {MIXTURE}, {SUMMARY}")
+
+
+def cluster_table(
+    sizes: np.ndarray, spread: np.ndarray, spread_name: str, clusters: np.ndarray, labels: np.ndarray | None
+) -> Table:
+    """The largest clusters: size, spread and, with labels, what they mostly hold."""
+    order = np.argsort(-sizes, kind="stable")[:_ROWS_SHOWN]
+    table = Table(title="The largest clusters" if len(sizes) > _ROWS_SHOWN else None, title_justify="left")
+    for heading in ("cluster", "size", "share", spread_name):
+        table.add_column(heading, justify="right")
+    if labels is not None:
+        table.add_column("mostly")
+        table.add_column("purity", justify="right")
+    codes, names = (None, []) if labels is None else label_codes(labels)
+    for k in order.tolist():
+        row = [str(k), f"{sizes[k]:,}", f"{sizes[k] / max(1, sizes.sum()):.1%}", f"{spread[k]:.4g}"]
+        if codes is not None:
+            inside = codes[(clusters == k) & (codes >= 0)]
+            if len(inside):
+                counts = np.bincount(inside)
+                row += [escape(str(names[counts.argmax()])), f"{counts.max() / len(inside):.0%}"]
+        table.add_row(*row)
+    if len(sizes) > _ROWS_SHOWN:
+        rest = sizes.sum() - sizes[order].sum()
+        table.add_row(
+            "...", f"{rest:,}", f"{rest / sizes.sum():.1%}", f"in {len(sizes) - _ROWS_SHOWN:,} more", style="dim"
+        )
+    return table
+
+
+def score_table(scores: ClusteringScores) -> Table:
+    """Agreement with the labels."""
+    left_out = f", {scores.n_unlabelled:,} without a label left out" if scores.n_unlabelled else ""
+    table = Table(
+        title=f"Against the labels: {scores.n_classes:,} classes, {scores.n_samples:,} samples{left_out}",
+        title_justify="left",
+    )
+    names = {
+        "AMI": "ami",
+        "NMI": "nmi",
+        "ARI": "ari",
+        "Hungarian": "hungarian_accuracy",
+        "majority": "majority_accuracy",
+    }
+    for heading in names:
+        table.add_column(heading, justify="right")
+    table.add_row(*(f"{getattr(scores, field):.3f}" for field in names.values()))
+    return table
+
+
+def _mixture(config: ClusterConfig, n_samples: int, n_dimensions: int) -> Any:
+    """The estimator that the settings describe."""
+    vmf = config.family == "von-mises-fisher"
+    if vmf and n_dimensions < 2:
+        raise InputError("The embeddings have 1 column, but a direction needs at least 2; use --family gaussian.")
+    kind: Any = siammm.VonMisesFisherMixture if vmf else siammm.GaussianMixture
+    # The settings carry the estimator's own names; a few mean something else to a command.
+    settings = {name: getattr(config, name) for name in kind().get_params() if hasattr(config, name)}
+    settings["merge"] = None if config.merge == "none" else config.merge
+    settings["progress"] = sys.stderr.isatty()
+    if isinstance(config.init, Path):
+        start = kind.load(config.init)
+        if start.n_features_in_ != n_dimensions:
+            raise InputError(
+                f"The mixture {config.init} has {start.n_features_in_} dimensions, but the embeddings have "
+                f"{n_dimensions}; start from one of the same encoder."
+            )
+        if config.n_components not in (None, start.n_components_):
+            raise InputError(
+                f"--n-components is {config.n_components}, but the mixture {config.init} has {start.n_components_}; "
+                "leave out one of the two."
+            )
+        settings |= {"init": start, "n_components": start.n_components_}
+    elif config.n_components is None:
+        if config.merge == "none":
+            raise InputError("Without merging, the number of clusters has to be given; add --n-components.")
+        settings["n_components"] = default_n_components(n_samples)
+    return kind(**settings)
+
+
+def _spread(mixture: Any) -> np.ndarray:
+    """One number a component for how wide it is: its concentration, or its variance averaged over dimensions."""
+    if hasattr(mixture, "concentrations_"):
+        return np.asarray(mixture.concentrations_, dtype=float)
+    variances = np.asarray(mixture.variances_, dtype=float)
+    return variances if variances.ndim == 1 else variances.mean(axis=1)
+
+
+def _spread_name(mixture: Any) -> str:
+    return "concentration" if hasattr(mixture, "concentrations_") else "variance"
+
+
+@contextlib.contextmanager
+def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[step] = time.perf_counter() - start

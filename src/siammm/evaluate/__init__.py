@@ -1,0 +1,1 @@
+"""How good what was learned is, against labels that it never saw."""

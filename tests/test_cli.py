@@ -1,0 +1,320 @@
+"""The command line: what it takes, what it writes, what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import siammm
+from siammm.cli import main, parse
+from siammm.config import ClusterConfig, DemoConfig, default_n_components
+
+N, K, D = 240, 4, 16
+
+# A new flag is a choice: people's scripts hold on to every one of these.
+FLAGS = [
+    "--output",
+    "--overwrite",
+    "--key",
+    "--id-column",
+    "--label-column",
+    "--family",
+    "--n-components",
+    "--n-neighbours",
+    "--temperature",
+    "--assignment",
+    "--size-weighting",
+    "--merge",
+    "--merge-threshold",
+    "--merge-floor",
+    "--merge-share",
+    "--concentration",
+    "--concentration-dims",
+    "--small-sample-correction",
+    "--concentration-shrinkage",
+    "--covariance",
+    "--init",
+    "--n-init",
+    "--max-iter",
+    "--tol",
+    "--device",
+    "--backend",
+    "--random-state",
+]
+
+
+@pytest.fixture(scope="module")
+def blobs() -> tuple[np.ndarray, np.ndarray]:
+    """Four well separated directions."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(N) % K
+    return (np.eye(K, D)[labels] + 0.05 * rng.normal(size=(N, D))).astype(np.float32), labels
+
+
+@pytest.fixture
+def table(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with ids and labels, in an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    embeddings, labels = blobs
+    names = np.array(["ant", "bee", "cat", "dog"])[labels]
+    np.savez("table.npz", embeddings=embeddings, labels=names, ids=[f"{i}.png" for i in range(N)])
+    return Path("table.npz")
+
+
+# -- flags
+
+
+def test_the_flags_of_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cluster", "--help"]) == 0
+    found = re.findall(r"^\W+? (--[a-z-]+)", capsys.readouterr().out, flags=re.MULTILINE)
+    assert found == FLAGS
+
+
+def test_every_flag_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["cluster", "--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for flag in FLAGS:
+        # A flag is followed by what it takes, and then by words of help before its default.
+        assert re.search(rf"{flag}( [^ ]+)? [A-Z\"][^│]+?\(default", text), flag
+
+
+@pytest.mark.parametrize("kind", ["VonMisesFisherMixture", "GaussianMixture"])
+def test_settings_are_the_estimators(kind: str) -> None:
+    """The same names and the same defaults, but for the few that mean something else to a command."""
+    own = {"n_components", "merge", "random_state", "warm_start", "progress"}
+    parameters = getattr(siammm, kind)().get_params()
+    settings = {field.name: field.default for field in dataclasses.fields(ClusterConfig)}
+    for name in parameters.keys() - own:
+        assert settings[name] == parameters[name], name
+
+
+def test_values_are_parsed() -> None:
+    config = parse(
+        [
+            "cluster",
+            "x.npy",
+            "--merge",
+            "none",
+            "--n-components",
+            "7",
+            "--concentration",
+            "12.5",
+            "--init",
+            "a/b",
+            "--overwrite",
+        ]
+    )
+    assert isinstance(config, ClusterConfig)
+    assert (config.embeddings, config.init) == (Path("x.npy"), Path("a/b"))
+    assert (config.merge, config.n_components, config.concentration, config.overwrite) == ("none", 7, 12.5, True)
+    assert parse(["cluster", "x.npy"]) == ClusterConfig(embeddings=Path("x.npy"))
+    assert parse(["demo"]) == DemoConfig()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["frobnicate"],
+        ["cluster"],
+        ["cluster", "x.npy", "--merge", "sometimes"],
+        ["cluster", "x.npy", "--tol", "much"],
+    ],
+)
+def test_wrong_arguments_end_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"siammm {siammm.__version__}\n"
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys; from siammm.cli import main; main(['cluster', '--help']);"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'sklearn', 'scipy', 'pyarrow')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("n_samples", "start"), [(1, 1), (2, 2), (20, 2), (1000, 80), (50_000, 1000), (1_000_000, 4000)]
+)
+def test_the_default_start(n_samples: int, start: int) -> None:
+    assert default_n_components(n_samples) == start
+
+
+# -- cluster
+
+
+def test_cluster_writes_the_three_files(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cluster", str(table)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert sorted(path.name for path in Path().iterdir()) == ["table-clusters", "table.npz"]
+    output = Path("table-clusters")
+    assert sorted(p.name for p in output.iterdir()) == ["assignments.parquet", "mixture.safetensors", "summary.json"]
+
+    rows = pq.read_table(output / "assignments.parquet")
+    assert rows.column_names == ["id", "cluster", "probability", "outlier_score", "label"]
+    assert rows.column("id").to_pylist() == [f"{i}.png" for i in range(N)]
+    assert rows.column("label").to_pylist()[:4] == ["ant", "bee", "cat", "dog"]
+    clusters, probability, outlier = (rows.column(name).to_numpy() for name in rows.column_names[1:4])
+    assert ((probability > 0) & (probability <= 1)).all()
+    assert (outlier.min(), outlier.max()) == (0, 1)
+
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["n_components"] == len(summary["sizes"]) == len(summary["concentrations"])
+    assert summary["sizes"] == np.bincount(clusters, minlength=summary["n_components"]).tolist()
+    assert summary["input"] == {"file": "table.npz", "n_samples": N, "n_dimensions": D}
+    assert summary["settings"]["merge"] == "auto"
+    assert summary["settings"]["n_components"] == default_n_components(N)
+    assert summary["n_components_by_round"][-1] == summary["n_components"]
+    assert summary["seconds"].keys() == {"read", "fit", "describe", "score"}
+    assert summary["versions"]["siammm"] == siammm.__version__
+    for word in ("clusters", "AMI", "NMI", "ARI", "Hungarian", "majority", "purity", "concentration"):
+        assert word in printed.out
+
+
+def test_the_saved_mixture_predicts_the_written_clusters(table: Path, blobs: tuple[np.ndarray, np.ndarray]) -> None:
+    assert main(["cluster", str(table), "--output", "out", "--merge", "none", "--n-components", str(K)]) == 0
+    mixture = siammm.VonMisesFisherMixture.load("out/mixture.safetensors")
+    clusters = pq.read_table("out/assignments.parquet").column("cluster").to_numpy()
+    np.testing.assert_array_equal(mixture.predict(blobs[0]), clusters)
+    scores = json.loads(Path("out/summary.json").read_text())["scores"]
+    assert (scores["ari"], scores["hungarian_accuracy"]) == (1, 1)
+
+
+def test_the_same_seed_writes_the_same_assignments(table: Path) -> None:
+    for output in ("one", "two"):
+        assert main(["cluster", str(table), "--output", output]) == 0
+    assert Path("one/assignments.parquet").read_bytes() == Path("two/assignments.parquet").read_bytes()
+
+
+def test_outliers_come_last(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    embeddings = blobs[0].copy()
+    embeddings[17] = -embeddings[17]
+    np.save(tmp_path / "t.npy", embeddings)
+    arguments = ["cluster", str(tmp_path / "t.npy"), "--output", str(tmp_path / "out")]
+    assert main([*arguments, "--merge", "none", "--n-components", str(K)]) == 0
+    rows = pq.read_table(tmp_path / "out" / "assignments.parquet")
+    assert rows.column_names == ["id", "cluster", "probability", "outlier_score"]
+    assert rows.column("id").to_pylist() == list(range(N))
+    assert int(np.argmax(rows.column("outlier_score").to_numpy())) == 17
+
+
+def test_columns_of_parquet_are_carried_through(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    columns: dict[str, Any] = {
+        "path": [f"{i}.png" for i in range(N)],
+        "embedding": pa.array(blobs[0].tolist(), pa.list_(pa.float32())),
+        "cluster": np.arange(N),
+        "split": ["train", "test"] * (N // 2),
+        "y": [None, *blobs[1][1:].tolist()],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    assert main(["cluster", str(tmp_path / "t.parquet"), "--output", str(tmp_path / "out"), "--n-components", "9"]) == 0
+    rows = pq.read_table(tmp_path / "out" / "assignments.parquet")
+    expected = ["id", "cluster", "probability", "outlier_score", "label", "input_cluster", "split"]
+    assert rows.column_names == expected
+    assert rows.column("input_cluster").to_pylist() == list(range(N))
+    assert rows.column("split").to_pylist() == columns["split"]
+    assert rows.column("label").to_pylist() == columns["y"]
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["scores"]["n_unlabelled"] == 1
+
+
+@pytest.mark.parametrize("covariance", ["spherical", "diag"])
+def test_the_gaussian_family(covariance: str, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["cluster", str(table), "--family", "gaussian", "--covariance", covariance, "--n-components", "12"]
+    assert main(arguments) == 0
+    summary = json.loads(Path("table-clusters/summary.json").read_text())
+    assert len(summary["variances"]) == summary["n_components"]
+    assert "variance" in capsys.readouterr().out
+
+
+def test_starting_from_an_earlier_result(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cluster", str(table), "--output", "one", "--merge", "none", "--n-components", str(K)]) == 0
+    start = ["--init", "one/mixture.safetensors", "--merge", "none"]
+    assert main(["cluster", str(table), "--output", "two", *start]) == 0
+    first, second = (pq.read_table(f"{name}/assignments.parquet").column("cluster") for name in ("one", "two"))
+    assert first == second
+    capsys.readouterr()
+    assert main(["cluster", str(table), "--output", "three", *start, "--n-components", "9"]) == 2
+    assert "leave out one of the two" in capsys.readouterr().err
+
+
+def test_overwrite(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cluster", str(table), "--n-components", "8"]) == 0
+    before = Path("table-clusters/summary.json").read_text()
+    assert main(["cluster", str(table), "--n-components", "9"]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert Path("table-clusters/summary.json").read_text() == before
+    assert main(["cluster", str(table), "--n-components", "9", "--overwrite"]) == 0
+    assert json.loads(Path("table-clusters/summary.json").read_text())["settings"]["n_components"] == 9
+
+
+def test_labels_that_look_like_markup(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path, capsys: Any) -> None:
+    np.savez(tmp_path / "t.npz", X=blobs[0], y=np.array(["[/red]", "[bold]", "a[0]", "ü"])[blobs[1]])
+    assert main(["cluster", str(tmp_path / "t.npz"), "--output", str(tmp_path / "out[1]"), "--n-components", "9"]) == 0
+    printed = capsys.readouterr().out
+    assert "[/red]" in printed
+    assert "out[1]" in printed.replace("\n", "")
+
+
+def test_interrupted(table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(siammm.VonMisesFisherMixture, "save", interrupt)
+    assert main(["cluster", str(table)]) == 130
+    assert capsys.readouterr().err == "siammm: interrupted.\n"
+    assert [path.name for path in Path().iterdir()] == ["table.npz"]
+
+
+# -- the real thing
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "siammm", *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+        env=os.environ | environment,
+    )
+
+
+def test_as_a_process(table: Path) -> None:
+    done = run("cluster", str(table), "--n-components", "8")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Written to table-clusters" in done.stdout
+    failed = run("cluster", "missing.npy")
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr == "siammm: missing.npy does not exist; check the path.\n"
+
+
+def test_a_terminal_without_unicode(table: Path) -> None:
+    done = run("cluster", str(table), "--n-components", "8", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.isascii()
+
+
+def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    for text in ("1,797 images", "clusters", "200", "AMI", "Hungarian", "siammm cluster embeddings.npy"):
+        assert text in printed.out

@@ -1,0 +1,31 @@
+"""The code blocks of the guides run as they stand, one after another, in an empty folder."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from siammm.cli import main
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.mark.parametrize("guide", ["cluster-embeddings.md"])
+def test_guide(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(
+        r"^```(python|bash)\n(.*?)^```", (DOCS / guide).read_text("utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    assert blocks
+    names: dict[str, object] = {}
+    for language, text in blocks:
+        if language == "python":
+            exec(compile(text, guide, "exec"), names)
+        else:
+            for line in text.splitlines():
+                program, *arguments = shlex.split(line)
+                assert program == "siammm"
+                assert main(arguments) == 0, line
