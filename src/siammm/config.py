@@ -71,10 +71,10 @@ class ClusterConfig:
     merge_threshold: float = -1.2
     """With merge paper: how far below the mean, in deviations, the distance of a pair must be."""
 
-    merge_floor: int = 2
+    merge_floor: int = 1
     """Never merge to fewer components than this."""
 
-    merge_share: float = 0.05
+    merge_share: float = 0.1
     """At most this share of the components disappears in one round of merging."""
 
     concentration: Literal["per-component", "closed-form", "shared"] | float = "per-component"

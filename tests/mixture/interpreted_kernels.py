@@ -43,7 +43,9 @@ for n, k, d, h in ((70, 100, 24, 5), (33, 7, 16, 5), (100, 300, 40, 1), (50, 16,
     flat = index.reshape(-1)
     expected = torch.zeros(k, d).index_add_(0, flat, (x[:, None] * weight[..., None]).reshape(-1, d))
     check(f"sums, n={n} k={k}", torch.allclose(total, expected, atol=1e-5))
-    check(f"counts, n={n} k={k}", torch.allclose(count, torch.zeros(k).index_add_(0, flat, weight.reshape(-1)), atol=1e-5))
+    check(
+        f"counts, n={n} k={k}", torch.allclose(count, torch.zeros(k).index_add_(0, flat, weight.reshape(-1)), atol=1e-5)
+    )
     distances = torch.pdist(w.double()).sum()
     check(f"distances, k={k}", torch.allclose(kernels.sum_of_distances(w), distances, rtol=1e-5))
 

@@ -84,7 +84,13 @@ def test_size_weighting_multiplies_by_the_components_weight(small: Known) -> Non
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["vmf", "vmf-shared", "spherical", "diag"])
 def test_textbook_likelihood_never_falls(small: Known, kind: str, seed: int) -> None:
-    common: dict[str, Any] = {"assignment": "posterior", "tol": 0, "max_iter": 30, "random_state": seed, "init": "random"}
+    common: dict[str, Any] = {
+        "assignment": "posterior",
+        "tol": 0,
+        "max_iter": 30,
+        "random_state": seed,
+        "init": "random",
+    }
     if kind == "vmf":
         mixture: Any = VonMisesFisherMixture(9, **common)
     elif kind == "vmf-shared":

@@ -84,7 +84,9 @@ def test_tensors_in_tensors_out(small: Known, kind: Any) -> None:
     np.testing.assert_array_equal(tensors.predict(tensor).numpy(), arrays.labels_)
     np.testing.assert_allclose(tensors.score_samples(tensor).numpy(), arrays.score_samples(small.X))
     assert tensors.predict_proba(tensor).is_sparse
-    np.testing.assert_allclose(tensors.predict_proba(tensor).to_dense().numpy(), arrays.predict_proba(small.X).toarray())
+    np.testing.assert_allclose(
+        tensors.predict_proba(tensor).to_dense().numpy(), arrays.predict_proba(small.X).toarray()
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])

@@ -62,6 +62,10 @@ class Components(Protocol):
         """Weights and spreads that fit these counts and mean statistics, about the centres as they are."""
         ...
 
+    def placed(self, centre_KD: Tensor) -> Self:
+        """Components of the same kind at other centres, before anything is known of their spread."""
+        ...
+
     def taken(self, index: Tensor) -> Self:
         """A selection of the components, weights scaled to sum to 1."""
         ...
@@ -150,6 +154,10 @@ class VonMisesFisherComponents:
     def respread(self, count_K: Tensor, mean_KF: Tensor) -> VonMisesFisherComponents:
         """Concentrations and weights alone."""
         return replace(self.estimated(count_K, mean_KF), mu_KD=self.mu_KD)
+
+    def placed(self, centre_KD: Tensor) -> VonMisesFisherComponents:
+        """The same settings at other directions."""
+        return self.started(centre_KD, self.settings)
 
     def taken(self, index: Tensor) -> VonMisesFisherComponents:
         """A selection of the components."""

@@ -208,8 +208,7 @@ class _Mixture(DensityMixin, BaseEstimator):
         else:
             centre_KD = self._given_centres(init, samples)
         components = self._started(centre_KD.to(samples.parameter_device), samples)
-        hard = Assignment(rule="nearest", n_neighbours=1, backend=self.backend)
-        return components.estimated(*em.refilled(em.e_step(samples, components, hard), generator))
+        return merge.restarted(samples, components, centre_KD.to(samples.parameter_device), self._assignment())
 
     def _given_centres(self, init: object, samples: Samples) -> Tensor:
         """Centres the user brought, in the form the components are written in."""
@@ -410,9 +409,9 @@ class VonMisesFisherMixture(_Mixture):
         threshold, which has no stop of its own, down to ``merge_floor``.
     merge_threshold : float, default=-1.2
         With ``merge="paper"``: how far below the mean, in deviations, the distance of a pair must be (zeta).
-    merge_floor : int, default=2
+    merge_floor : int, default=1
         Never merge to fewer components than this.
-    merge_share : float, default=0.05
+    merge_share : float, default=0.1
         At most this share of the components disappears in one round of merging.
     concentration : {"per-component", "closed-form", "shared"} or float, default="per-component"
         Maximum likelihood for each component, the paper's closed form (Eq. 7) for each, one for all, or a constant.
@@ -480,8 +479,8 @@ class VonMisesFisherMixture(_Mixture):
         size_weighting: bool = False,
         merge: MergeRule | None = None,
         merge_threshold: float = -1.2,
-        merge_floor: int = 2,
-        merge_share: float = 0.05,
+        merge_floor: int = 1,
+        merge_share: float = 0.1,
         concentration: Any = "per-component",
         concentration_dims: int | None = None,
         small_sample_correction: bool | None = None,
@@ -615,8 +614,8 @@ class GaussianMixture(_Mixture):
         size_weighting: bool = False,
         merge: MergeRule | None = None,
         merge_threshold: float = -1.2,
-        merge_floor: int = 2,
-        merge_share: float = 0.05,
+        merge_floor: int = 1,
+        merge_share: float = 0.1,
         init: Any = "k-means++",
         n_init: int = 1,
         max_iter: int = 100,

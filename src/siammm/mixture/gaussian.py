@@ -115,6 +115,10 @@ class GaussianComponents:
             shift_KV = shift_KV.mean(dim=1, keepdim=True)
         return replace(moved, mean_KD=self.mean_KD, var_KV=moved.var_KV + shift_KV)
 
+    def placed(self, centre_KD: Tensor) -> GaussianComponents:
+        """The same covariance at other means."""
+        return self.started(centre_KD, "spherical" if self.var_KV.shape[1] == 1 else "diag", self.data_variance)
+
     def taken(self, index: Tensor) -> GaussianComponents:
         """A selection of the components."""
         weight_K = self.weight_K[index]

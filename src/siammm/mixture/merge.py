@@ -1,6 +1,10 @@
-"""Which components to merge, and when to stop.
+"""Which components to merge, in which order, and the tree that this makes.
 
-Legend:  K components, D dimensions, z the standardised distance of Eq. 11, zeta its threshold.
+Eq. 11 merges pairs whose distance is far below the mean of all. Read as "every such pair" it joins everything in one
+round; read as "every such pair of mutual nearest neighbours" it has the paper's pace, but no stop of its own on embeddings
+that stand still. ``merge="paper"`` is that reading with a floor. ``merge="auto"`` stops by the test in ``acceptance.py``.
+
+Legend:  K components, D dimensions, P pairs, z the standardised distance of Eq. 11, zeta its threshold.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from siammm.mixture import em, kernels, neighbours, ranks
+from siammm.mixture import acceptance, em, kernels, neighbours
 from siammm.mixture.components import Components
 from siammm.mixture.em import Assignment, Statistics
 from siammm.mixture.samples import Samples
@@ -24,6 +28,8 @@ MERGE_RULES: tuple[MergeRule, ...] = ("paper", "auto")
 
 # E and M steps before each round, as in the measurements of the paper's pace.
 _STEPS_PER_ROUND = 3
+# At most so many times is every component offered a split.
+_SPLIT_CYCLES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +41,7 @@ class MergeSettings:
     """zeta of Eq. 11, for the paper's rule."""
     floor: int = 2
     """Never fewer components than this."""
-    share: float = 0.05
+    share: float = 0.1
     """At most this share of the components disappears in one round, at least one."""
     unit: bool = True
     """Whether the centres are directions."""
@@ -49,106 +55,109 @@ def merged(
     *,
     on_round: Callable[[int, int], None] | None = None,
 ) -> tuple[Components, MergeHistory]:
-    """Alternate a few EM steps and a round of merging until a round finds nothing to merge."""
+    """Merge until nothing more may be merged.
+
+    The paper's rule has no stop of its own and ends at its floor or where no pair is below its threshold. The automatic
+    rule ends by its test, after which every component is offered a split; a split that survives starts a tree of its own.
+    """
     history = MergeHistory(int(components.weight_K.shape[0]))
+    components = _rounds(samples, components, assignment, settings, history, on_round)
+    if settings.rule == "paper":
+        return components, history
+    for _ in range(_SPLIT_CYCLES):
+        centre_KD = acceptance.halves(samples, components, assignment, unit=settings.unit)
+        split = restarted(samples, components, centre_KD, assignment)
+        offered = MergeHistory(int(centre_KD.shape[0]), before=history.n_components)
+        split = _rounds(samples, split, assignment, settings, offered, on_round)
+        if split.weight_K.shape[0] <= components.weight_K.shape[0]:
+            break
+        components, history = split, offered
+    return components, history
+
+
+def restarted(samples: Samples, components: Components, centre_KD: Tensor, assignment: Assignment) -> Components:
+    """Components of the same kind at other centres, given a spread by one hard assignment."""
+    start = components.placed(centre_KD)
+    statistics = em.e_step(samples, start, Assignment(n_neighbours=1, backend=assignment.backend))
+    return start.estimated(statistics.count_K, statistics.mean_KF)
+
+
+def _rounds(
+    samples: Samples,
+    components: Components,
+    assignment: Assignment,
+    settings: MergeSettings,
+    history: MergeHistory,
+    on_round: Callable[[int, int], None] | None,
+) -> Components:
+    """Alternate a few EM steps and a round of merging until a round changes nothing."""
     while True:
         for _ in range(_STEPS_PER_ROUND):
             statistics = em.e_step(samples, components, assignment)
             components = components.estimated(statistics.count_K, statistics.mean_KF)
-        components, changed = merge_round(samples, components, statistics, assignment, settings, history)
+        components, changed = merge_round(samples, components, assignment, settings, history)
+        if not changed:
+            return components
         if on_round is not None:
             on_round(len(history.n_components) - 1, history.n_components[-1])
-        if not changed:
-            return components, history
 
 
 def merge_round(
-    samples: Samples,
-    components: Components,
-    statistics: Statistics,
-    assignment: Assignment,
-    settings: MergeSettings,
-    history: MergeHistory,
+    samples: Samples, components: Components, assignment: Assignment, settings: MergeSettings, history: MergeHistory
 ) -> tuple[Components, bool]:
-    """One round: drop what is empty, merge what may be merged, and say whether anything changed.
-
-    ``statistics`` are those that the components were estimated from; a merged component is estimated from their sums.
-    """
+    """One round: drop what no sample is nearest to, merge what may be merged, and say whether anything changed."""
+    found = acceptance.members(samples, components, assignment)
+    full = (found.statistics.count_K > 0).nonzero()[:, 0]
+    dropped = full.shape[0] < components.weight_K.shape[0]
+    if dropped:
+        components = _without_empty(components, found.statistics, full, settings, history)
+        found = acceptance.members(samples, components, assignment)
     k = int(components.weight_K.shape[0])
-    if k <= max(1, settings.floor):
-        return components, False
-    nearest_K, distance_K = nearest_others(components.centre_KD, unit=settings.unit)
-    group_K = torch.arange(k, device=nearest_K.device)
-    empty = (statistics.count_K <= 0).nonzero()[:, 0]
-    if empty.numel() and k - empty.numel() >= settings.floor:
-        full = (statistics.count_K > 0).nonzero()[:, 0]
-        group_K[empty] = full[_nearest_among(components.centre_KD, empty, full)]
-    else:
-        pair_P2 = _chosen_pairs(samples, components, statistics, settings, nearest_K, distance_K)
-        pair_P2 = pair_P2[: min(share_of(k, settings.share), k - settings.floor)]
-        if not pair_P2.shape[0]:
-            return components, False
-        group_K[pair_P2[:, 1]] = pair_P2[:, 0]
-    keep, number_K = group_K.unique(return_inverse=True)
-    gap_K = torch.linalg.vector_norm(components.centre_KD - components.centre_KD[group_K], dim=1)
+    allowed = min(share_of(k, settings.share), k - settings.floor)
+    if allowed < 1:
+        return components, dropped
+    pairs = _chosen_pairs(samples, components, found, settings)[:allowed]
+    if not pairs:
+        return components, dropped
+    group_K = torch.arange(k, device=components.weight_K.device)
+    first, second = torch.tensor(pairs, device=group_K.device).T
+    group_K[second] = first
+    return _joined(components, found.statistics, group_K, history), True
+
+
+def _chosen_pairs(
+    samples: Samples, components: Components, found: acceptance.Members, settings: MergeSettings
+) -> list[tuple[int, int]]:
+    """The pairs that may merge, best first; no component is in two of them."""
+    if settings.rule == "auto":
+        pair_P2 = acceptance.nearby_pairs(components.centre_KD, unit=settings.unit)
+        return acceptance.proposals(acceptance.evidence(samples, found, pair_P2, unit=settings.unit))
+    statistics = pair_statistics(components.centre_KD, unit=settings.unit)
+    pair_P2, distance_P = mutual_pairs(statistics.nearest_K, statistics.distance_K)
+    close = distance_P - statistics.mean < settings.threshold * statistics.deviation
+    return [(i, j) for i, j in pair_P2[close].tolist()]
+
+
+def _without_empty(
+    components: Components, statistics: Statistics, full: Tensor, settings: MergeSettings, history: MergeHistory
+) -> Components:
+    """Let the nearest component take in each one that no sample is nearest to."""
+    w_KD = components.centre_KD[full].float()
+    bias_K = None if settings.unit else -0.5 * (w_KD**2).sum(dim=1)
+    group_K = full[neighbours.nearest(components.centre_KD.float(), w_KD, bias_K, 1)[1][:, 0]]
+    group_K[full] = full
+    return _joined(components, statistics, group_K, history)
+
+
+def _joined(components: Components, statistics: Statistics, group_K: Tensor, history: MergeHistory) -> Components:
+    """Components estimated from the sums of those that share a group; the history gets a round."""
+    gap_K = (components.centre_KD - components.centre_KD[group_K]).square().sum(dim=1).sqrt()
+    keep, number_K = torch.unique(group_K, return_inverse=True)
     history.record_round(number_K, gap_K)
     count = statistics.count_K.new_zeros(keep.shape[0]).index_add_(0, number_K, statistics.count_K)
     total = statistics.total_KF.new_zeros(keep.shape[0], statistics.total_KF.shape[1])
     total.index_add_(0, number_K, statistics.total_KF)
-    return components.taken(keep).estimated(count, total / count.clamp_min(1e-300)[:, None]), True
-
-
-def _chosen_pairs(
-    samples: Samples,
-    components: Components,
-    statistics: Statistics,
-    settings: MergeSettings,
-    nearest_K: Tensor,
-    distance_K: Tensor,
-) -> Tensor:
-    """The pairs that may merge, best first, pair_P2."""
-    pair_P2, distance_P = mutual_pairs(nearest_K, distance_K)
-    if settings.rule == "paper":
-        mean, deviation = pair_moments(components.centre_KD, unit=settings.unit)
-        return pair_P2[(distance_P - mean) < settings.threshold * deviation]
-    evidence_P = separation(samples, components, pair_P2)
-    order = evidence_P.argsort(stable=True)
-    return pair_P2[order[evidence_P[order] <= 0]]
-
-
-def separation(samples: Samples, components: Components, pair_P2: Tensor) -> Tensor:
-    """How much better two groups explain the members of a pair than one, on the axis between the two; evidence_P."""
-    centre_KD = components.centre_KD
-    k, d = centre_KD.shape
-    axis_PD = centre_KD[pair_P2[:, 0]] - centre_KD[pair_P2[:, 1]]
-    axis_KD = torch.zeros_like(centre_KD)
-    axis_KD[pair_P2[:, 0]] = axis_PD
-    axis_KD[pair_P2[:, 1]] = axis_PD
-    moment_K3 = torch.zeros(k, 3, dtype=torch.float64, device=centre_KD.device)
-    hard = Assignment(n_neighbours=1)
-    for _, x_ND in samples.chunks(em.pass_rows(samples, k, hard)):
-        index = em.weigh(components, hard, x_ND)[0][:, 0]
-        t = (x_ND * axis_KD.to(x_ND)[index]).sum(dim=1)
-        powers = torch.stack([torch.ones_like(t), t, t * t], dim=1)
-        moment_K3.index_add_(0, index.to(moment_K3.device), powers.to(moment_K3))
-    ranks.all_reduce_sum(moment_K3)
-    a, b = moment_K3[pair_P2[:, 0]], moment_K3[pair_P2[:, 1]]
-    both = a + b
-    n = both[:, 0].clamp_min(1)
-
-    def scatter(m: Tensor) -> Tensor:
-        return (m[:, 2] - m[:, 1] ** 2 / m[:, 0].clamp_min(1)).clamp_min(1e-12)
-
-    share = (a[:, 0] / n).clamp(1e-12, 1 - 1e-12)
-    entropy = -(share * share.log() + (1 - share) * (1 - share).log())
-    gain = 0.5 * n * (scatter(both) / (scatter(a) + scatter(b))).log() - n * entropy
-    return gain - (d + 0.1 * n)
-
-
-def _nearest_among(centre_KD: Tensor, of: Tensor, among: Tensor) -> Tensor:
-    """For some centres the position, in ``among``, of the nearest of some others."""
-    w = centre_KD[among].float()
-    return neighbours.nearest(centre_KD[of].float(), w, -0.5 * (w**2).sum(dim=1), 1)[1][:, 0]
+    return components.taken(keep).estimated(count, total / count.clamp_min(1e-300)[:, None])
 
 
 @dataclass(frozen=True)
@@ -234,11 +243,11 @@ class Merges:
     """What merging did, as a tree that ``scipy.cluster.hierarchy`` draws and cuts, and as K after each round."""
 
     linkage: np.ndarray[Any, np.dtype[np.float64]]
-    """scipy's (K_start - 1) x 4 matrix. Leaves are the components at the start. The first ``n_merges`` rows are the merges
+    """scipy's (K_start - 1) x 4 matrix. Leaves are the components at the start, or after the last split that was kept. The first ``n_merges`` rows are the merges
     that were made, at the distance of the two centres; the others join what is left, so that the tree can be cut at any K.
     Heights never fall on the way up, as scipy wants it."""
     n_components: list[int]
-    """K at the start and after each round."""
+    """K at the start and after each round; it rises once where a split was kept."""
     n_merges: int
     """How many of the tree's rows were made."""
 
@@ -248,6 +257,8 @@ class MergeHistory:
     """Builds the tree of merges, round by round."""
 
     n_start: int
+    before: list[int] = field(default_factory=list[int])
+    """K through the rounds before a split, which this tree does not hold."""
     n_components: list[int] = field(default_factory=list[int])
     """K at the start and after each round."""
     _rows: list[tuple[int, int, float, int]] = field(default_factory=list[tuple[int, int, float, int]])
@@ -257,7 +268,7 @@ class MergeHistory:
     def __post_init__(self) -> None:
         if not self._node:
             self._node, self._leaves = list(range(self.n_start)), [1] * self.n_start
-            self.n_components = self.n_components or [self.n_start]
+            self.n_components = [*self.before, self.n_start]
 
     def record_round(self, group_K: Tensor, distance_K: Tensor) -> None:
         """Add one round: each current component's new number, and its distance to the one that took it in."""

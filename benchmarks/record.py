@@ -1,0 +1,78 @@
+"""How a benchmark's result is kept: one Markdown file with all that is needed to run it again."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def commit() -> str:
+    """The commit that ran, and whether the files were changed since."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, check=True
+        )
+        return head.stdout.strip() + (" with changes" if changed.stdout.strip() else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown (no git here)"
+
+
+def hardware() -> str:
+    """CPU, threads, and GPU if there is one."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+        flags = next(line for line in lines if line.startswith("flags"))
+        units = [unit for unit in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if f" {unit}" in flags]
+        name += f" ({', '.join(units)})"
+    except (OSError, StopIteration):
+        pass
+    text = f"{name}, {torch.get_num_threads()} threads"
+    return f"{torch.cuda.get_device_name()}; {text}" if torch.cuda.is_available() else text
+
+
+def write(question: str, title: str, body: str, *, seeds: str, n: str, output: Path | None = None) -> Path:
+    """Write ``results/<date>-<question>.md`` (or into another folder) and return its path."""
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    import numpy
+    import sklearn
+
+    command = shlex.join(["python", *sys.argv])
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, numpy {numpy.__version__}, "
+    versions += f"scikit-learn {sklearn.__version__}"
+    text = f"""# {title}
+
+| | |
+|---|---|
+| command | `{command}` |
+| date | {today} |
+| commit | {commit()} |
+| seeds | {seeds} |
+| n | {n} |
+| hardware | {hardware()} |
+| software | {versions} |
+
+{body.strip()}
+"""
+    folder = output or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{today}-{question}.md"
+    path.write_text(text)
+    return path
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)

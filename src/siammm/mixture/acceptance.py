@@ -1,0 +1,264 @@
+"""The acceptance test behind ``merge="auto"``: are two components one, and does a component stand by itself?
+
+k-means cuts a single cloud of points in two as readily as it separates two clouds, and the halves of a cut look apart
+*because* they were cut. Two measures see through this:
+
+- A sample is never compared with a mean it is part of: its own component counts without it (*left out*). With fewer
+  samples than dimensions, a sample is otherwise always nearest to its own component, whatever the truth.
+- **The pair.** On the axis t(x) = similarity to i - similarity to j, two groups must explain the members better than
+  a *flat* density cut in half would. In nats a sample, with p the share of i, Delta the difference of the two means and
+  s^2 the variance within,
+
+      gain = 1/2 ln(1 + p (1 - p) Delta^2 / s^2) - Hb(p),
+
+  where the entropy Hb(p) is the price of saying which group a sample is in. A flat density cut in half gains exactly 0
+  (Delta / s = sqrt 12), a bell cut in half less, two separate bells more. The pair is *kept apart* if
+  n (gain - MARGIN) > NATS.
+- **The component.** A *stray* is a member that is nearer to its second component than to its own, once left out of it. A
+  component *stands alone* if (strays + 1) / n <= STRAYS. Scattered outliers and noise never do, nor does anything with fewer
+  than 1 / STRAYS samples.
+
+Every component proposes to merge with the one of its nearest it gains least from; the proposal is taken if the pair is
+not to be kept apart, or if the proposer does not stand alone. When no proposal is taken, every survivor is offered a split
+along its main axis, which the same rounds then confirm or undo: it frees components that merged too early.
+
+The constants were fixed on twelve synthetic families and looked at on scikit-learn's digits; eleven other families judged
+them (``benchmarks/merge_families.py``, ``docs/decisions/0003-when-to-stop-merging.md``).
+
+Legend:  N samples, K components, P pairs, D dimensions, F length of the statistic.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from siammm.mixture import em, neighbours, ranks
+from siammm.mixture.components import Components
+from siammm.mixture.em import Assignment, Statistics
+from siammm.mixture.samples import Samples
+
+MARGIN = 0.05
+NATS = 8.0
+STRAYS = 0.05
+# The nearest components that each one is tested against: the nearest alone may be one that it is right to stay apart from.
+PARTNERS = 3
+_AXIS_STEPS = 8
+# Entries (sample, partner) worked on at once.
+_ENTRIES = 2**15
+_GPU_ENTRIES = 2**20
+
+
+@dataclass(frozen=True)
+class Members:
+    """The samples by their nearest and second component, and the sums of those nearest to each."""
+
+    first_N: Tensor
+    second_N: Tensor
+    statistics: Statistics
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the pairs and the components say for themselves."""
+
+    pair_P2: Tensor
+    gain_P: Tensor
+    apart_P: Tensor
+    alone_K: Tensor
+
+
+def members(samples: Samples, components: Components, assignment: Assignment) -> Members:
+    """One pass: the two nearest components of every sample, and each component's own samples summed up."""
+    k = int(components.weight_K.shape[0])
+    first_N = torch.empty(samples.n_rows, dtype=torch.int64, device=samples.device)
+    second_N = torch.empty_like(first_N)
+    count_K = torch.zeros_like(components.weight_K)
+    width = components.statistic(components.centre_KD[:1]).shape[1]
+    total_KF = count_K.new_zeros(k, width)
+    two = Assignment(n_neighbours=2, backend=assignment.backend)
+    for start, x_ND in samples.chunks(em.pass_rows(samples, k, two)):
+        index_NH = em.weigh(components, two, x_ND)[0]
+        piece = slice(start, start + x_ND.shape[0])
+        first_N[piece], second_N[piece] = index_NH[:, 0], index_NH[:, -1]
+        own = index_NH[:, :1].contiguous()
+        chunk_K, chunk_KF = em.sums_by_component(components.statistic(x_ND), own, torch.ones_like(x_ND[:, :1]), k)
+        count_K += chunk_K.to(count_K)
+        total_KF += chunk_KF.to(count_K)
+    ranks.all_reduce_sum(count_K, total_KF)
+    return Members(first_N, second_N, Statistics(count_K, total_KF, math.nan))
+
+
+def evidence(samples: Samples, found: Members, pair_P2: Tensor, *, unit: bool) -> Evidence:
+    """One more pass: every member on the axes of its component's pairs, and whether it is a stray."""
+    count_K = found.statistics.count_K
+    k, d = count_K.shape[0], samples.n_columns
+    mean_KD = found.statistics.mean_KF[:, :d]
+    centre_KD = mean_KD / _length(mean_KD).clamp_min(1e-300) if unit else mean_KD
+    resultant_K = _length(found.statistics.total_KF[:, :d])[:, 0]
+    pairs = _DirectedPairs.of(pair_P2, k)
+    moment_S3 = torch.zeros(2 * pair_P2.shape[0], 3, dtype=torch.float64, device=count_K.device)
+    strays_K = torch.zeros_like(count_K)
+    budget = _GPU_ENTRIES if samples.device.type == "cuda" else _ENTRIES
+    rows = max(1, budget // max(1, int(pairs.degree_K.max())))
+    local = pairs.to(samples.device)
+    for start, x_ND in samples.chunks(rows):
+        piece = slice(start, start + x_ND.shape[0])
+        first, second = found.first_N[piece], found.second_N[piece]
+        w_KD = centre_KD.to(x_ND)
+        own = _left_out(x_ND, w_KD, first, count_K.to(x_ND), resultant_K.to(x_ND), unit=unit)
+        stray = own < _similarity(x_ND, w_KD[second], unit=unit)
+        strays_K += torch.bincount(first[stray], minlength=k).to(strays_K)
+        # One entry for each sample and each pair its component is in.
+        degree = local.degree_K[first]
+        sample = torch.arange(x_ND.shape[0], device=x_ND.device).repeat_interleave(degree)
+        within = torch.arange(sample.shape[0], device=x_ND.device) - (degree.cumsum(0) - degree).repeat_interleave(
+            degree
+        )
+        entry = local.begin_K[first[sample]] + within
+        t = own[sample] - _similarity(x_ND[sample], w_KD[local.other_S[entry]], unit=unit)
+        slot = local.slot_S[entry]
+        t = torch.where(slot % 2 == 0, t, -t).to(moment_S3)
+        moment_S3.index_add_(0, slot.to(moment_S3.device), torch.stack([torch.ones_like(t), t, t * t], dim=1))
+    ranks.all_reduce_sum(moment_S3, strays_K)
+    gain_P, apart_P = pair_gain(moment_S3.view(-1, 2, 3))
+    return Evidence(pair_P2, gain_P, apart_P, (strays_K + 1) <= STRAYS * count_K)
+
+
+def pair_gain(moment_P23: Tensor) -> tuple[Tensor, Tensor]:
+    """What two groups gain over one, in nats a sample, and whether the two are to be kept apart.
+
+    The moments are count, sum and sum of squares of t(x) on each side of a pair.
+    """
+    count_P2, sum_P2, square_P2 = moment_P23.unbind(dim=-1)
+    total_P = count_P2.sum(dim=1).clamp_min(1)
+    mean_P2 = sum_P2 / count_P2.clamp_min(1)
+    within_P = ((square_P2 - sum_P2 * mean_P2).sum(dim=1) / total_P).clamp_min(1e-12)
+    apart_P = mean_P2[:, 0] - mean_P2[:, 1]
+    share_P = (count_P2[:, 0] / total_P).clamp(1e-12, 1 - 1e-12)
+    entropy_P = -(share_P * share_P.log() + (1 - share_P) * (1 - share_P).log())
+    gain_P = 0.5 * torch.log1p(share_P * (1 - share_P) * apart_P**2 / within_P) - entropy_P
+    # Sides that overlap once left out, and sides of one sample, are no evidence at all.
+    gain_P = torch.where((apart_P > 0) & (count_P2.amin(dim=1) > 1), gain_P, torch.full_like(gain_P, -1.0))
+    return gain_P, total_P * (gain_P - MARGIN) > NATS
+
+
+def proposals(found: Evidence) -> list[tuple[int, int]]:
+    """The pairs to merge, least gain first; no component is in two of them."""
+    alone = found.alone_K.tolist()
+    order = found.gain_P.argsort(stable=True)
+    pairs, apart = found.pair_P2[order].tolist(), found.apart_P[order].tolist()
+    asked, used = [False] * len(alone), [False] * len(alone)
+    chosen: list[tuple[int, int]] = []
+    for (i, j), kept_apart in zip(pairs, apart, strict=True):
+        proposers = [c for c in (i, j) if not asked[c]]  # a component proposes once, to the partner of least gain
+        asked[i] = asked[j] = True
+        if not proposers or used[i] or used[j] or (kept_apart and all(alone[c] for c in proposers)):
+            continue
+        used[i] = used[j] = True
+        chosen.append((i, j))
+    return chosen
+
+
+def nearby_pairs(centre_KD: Tensor, *, unit: bool) -> Tensor:
+    """Each component with its nearest few, pair_P2 with i < j, each pair once."""
+    w_KD = centre_KD.float()
+    k, d = w_KD.shape
+    count = min(PARTNERS, k - 1) + 1
+    bias_K = None if unit else -0.5 * (w_KD**2).sum(dim=1)
+    backend = neighbours.choose_backend("auto", w_KD.device, torch.float32, d=d, k=k, n_neighbours=count)
+    _, index = neighbours.nearest(w_KD, w_KD, bias_K, count, backend=backend)
+    itself = torch.arange(k, device=index.device)[:, None].expand_as(index)
+    low, high = torch.minimum(index, itself), torch.maximum(index, itself)
+    code = (low * k + high)[low != high].unique()
+    return torch.stack([code // k, code % k], dim=1).to(centre_KD.device)
+
+
+def halves(samples: Samples, components: Components, assignment: Assignment, *, unit: bool) -> Tensor:
+    """Two centres for every component, on either side of its main axis, centre_2KD; empty sides are left out.
+
+    The axis comes from power iteration on the covariance of the component's own samples: a few passes over the data.
+    """
+    k, d = components.centre_KD.shape
+    found = members(samples, components, assignment)
+    mean_KD = found.statistics.mean_KF[:, :d]
+    axis_KD = torch.randn(k, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(mean_KD.device)
+    rows = em.pass_rows(samples, k, Assignment())
+    for _ in range(_AXIS_STEPS):
+        axis_KD = axis_KD / _length(axis_KD).clamp_min(1e-300)
+        total_KD = torch.zeros_like(mean_KD)
+        for start, x_ND in samples.chunks(rows):
+            first = found.first_N[start : start + x_ND.shape[0]]
+            offset_ND = x_ND - mean_KD.to(x_ND)[first]
+            along_N = (offset_ND * axis_KD.to(x_ND)[first]).sum(dim=1, keepdim=True)
+            total_KD += _sums(offset_ND * along_N, first, k).to(total_KD)
+        ranks.all_reduce_sum(total_KD)
+        axis_KD = total_KD
+    count_2K = torch.zeros(2 * k, dtype=torch.float64, device=mean_KD.device)
+    total_2KD = torch.zeros(2 * k, d, dtype=torch.float64, device=mean_KD.device)
+    for start, x_ND in samples.chunks(rows):
+        first = found.first_N[start : start + x_ND.shape[0]]
+        along_N = ((x_ND - mean_KD.to(x_ND)[first]) * axis_KD.to(x_ND)[first]).sum(dim=1)
+        side = 2 * first + (along_N > 0)
+        count_2K += torch.bincount(side, minlength=2 * k).to(count_2K)
+        total_2KD += _sums(x_ND, side, 2 * k).to(total_2KD)
+    ranks.all_reduce_sum(count_2K, total_2KD)
+    filled = count_2K > 0
+    centre_2KD = total_2KD[filled] / count_2K[filled, None]
+    return centre_2KD / _length(centre_2KD).clamp_min(1e-300) if unit else centre_2KD
+
+
+@dataclass(frozen=True)
+class _DirectedPairs:
+    """For every component, the slice of (other component, slot of the moments) of the pairs it is in."""
+
+    degree_K: Tensor
+    begin_K: Tensor
+    other_S: Tensor
+    slot_S: Tensor
+
+    @classmethod
+    def of(cls, pair_P2: Tensor, k: int) -> _DirectedPairs:
+        number_P = torch.arange(pair_P2.shape[0], device=pair_P2.device)
+        source = torch.cat([pair_P2[:, 0], pair_P2[:, 1]])
+        other = torch.cat([pair_P2[:, 1], pair_P2[:, 0]])
+        slot = torch.cat([2 * number_P, 2 * number_P + 1])
+        order = source.argsort(stable=True)
+        degree_K = torch.bincount(source, minlength=k)
+        return cls(degree_K, degree_K.cumsum(0) - degree_K, other[order], slot[order])
+
+    def to(self, device: torch.device) -> _DirectedPairs:
+        return _DirectedPairs(*(t.to(device) for t in (self.degree_K, self.begin_K, self.other_S, self.slot_S)))
+
+
+def _similarity(x_ND: Tensor, centre_ND: Tensor, *, unit: bool) -> Tensor:
+    """Row by row: the cosine, or minus half the squared distance."""
+    return (x_ND * centre_ND).sum(dim=1) if unit else -0.5 * ((x_ND - centre_ND) ** 2).sum(dim=1)
+
+
+def _left_out(
+    x_ND: Tensor, centre_KD: Tensor, first_N: Tensor, count_K: Tensor, resultant_K: Tensor, *, unit: bool
+) -> Tensor:
+    """Each sample's similarity to its own component without it; 0, or nothing like it, where it is the only one.
+
+    For directions, with S the sum over the component: cos(x, S - x) = (x.S - 1) / |S - x|. For points, the distance from
+    the mean of the others is n / (n - 1) times that from the mean of all.
+    """
+    count_N = count_K[first_N]
+    if not unit:
+        scale_N = count_N / (count_N - 1).clamp_min(1e-3)
+        return _similarity(x_ND, centre_KD[first_N], unit=False) * scale_N**2
+    dot_N = _similarity(x_ND, centre_KD[first_N], unit=True) * resultant_K[first_N]
+    rest_N = (resultant_K[first_N] ** 2 - 2 * dot_N + 1).clamp_min(0).sqrt()
+    return torch.where(count_N > 1, (dot_N - 1) / rest_N.clamp_min(1e-6), torch.zeros_like(dot_N))
+
+
+def _sums(rows_ND: Tensor, group_N: Tensor, k: int) -> Tensor:
+    return em.sums_by_component(rows_ND, group_N[:, None], torch.ones_like(rows_ND[:, :1]), k)[1]
+
+
+def _length(rows: Tensor) -> Tensor:
+    return (rows * rows).sum(dim=1, keepdim=True).sqrt()
