@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from numpy.random import Generator, default_rng
@@ -276,7 +278,7 @@ def families_table(families: dict[str, Family], seeds: int, *, digits: bool) -> 
     header = ["family", "n", "seed", "true K", "from 2x: K (ARI)", "from 5x", "from 20x", "seconds"]
     text = record.table(header, rows) + f"\n\nWithin 5 % of the true K: {right} of {runs} fits.\n"
     if digits:
-        x, y = load_digits(return_X_y=True)
+        x, y = cast(Any, load_digits)(return_X_y=True)
         found = [
             [str(seed)] + ["{} ({:.3f})".format(*fitted(x, y, start, seed)[:2]) for start in (50, 100, 200)]
             for seed in range(max(3, seeds))
@@ -295,7 +297,7 @@ def pace_table() -> str:
     counts = model.merges_.n_components
     rounds = [r for r in (0, 1, 2, 3, 5, 10, 15, 20, 30, 40, 60, 80, 100) if r < len(counts)]
     body = record.table(["round", *map(str, rounds)], [["K", *(str(counts[r]) for r in rounds)]])
-    shares = [1 - b / a for a, b in zip(counts[:20], counts[1:21], strict=True)]
+    shares = [1 - b / a for a, b in pairwise(counts[:21])]
     share = float(np.mean(shares))
     return (
         body

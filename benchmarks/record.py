@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import shlex
 import subprocess
@@ -15,7 +16,9 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def commit() -> str:
-    """The commit that ran, and whether the files were changed since."""
+    """The commit that ran, and whether the files were changed since; SIAMMM_COMMIT names it where there is no git."""
+    if "SIAMMM_COMMIT" in os.environ:
+        return os.environ["SIAMMM_COMMIT"]
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run(
@@ -47,7 +50,7 @@ def write(question: str, title: str, body: str, *, seeds: str, n: str, output: P
     import numpy
     import sklearn
 
-    command = shlex.join(["python", *sys.argv])
+    command = shlex.join(["python", *_without_output(sys.argv)])
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, numpy {numpy.__version__}, "
     versions += f"scikit-learn {sklearn.__version__}"
     text = f"""# {title}
@@ -69,6 +72,14 @@ def write(question: str, title: str, body: str, *, seeds: str, n: str, output: P
     path = folder / f"{today}-{question}.md"
     path.write_text(text)
     return path
+
+
+def _without_output(arguments: list[str]) -> list[str]:
+    """The command line but for where its result was to be written."""
+    if "--output" not in arguments:
+        return arguments
+    at = arguments.index("--output")
+    return arguments[:at] + arguments[at + 2 :]
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""The code blocks of the guides run as they stand, one after another, in an empty folder."""
+"""The code blocks of the README and the guides run as they stand, one after another, in an empty folder."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from siammm.cli import main
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("guide", ["cluster-embeddings.md"])
+@pytest.mark.parametrize("guide", ["README.md", "docs/cluster-embeddings.md", "docs/large-data.md"])
 def test_guide(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(
-        r"^```(python|bash)\n(.*?)^```", (DOCS / guide).read_text("utf-8"), flags=re.MULTILINE | re.DOTALL
+        r"^```(python|bash)\n(.*?)^```", (ROOT / guide).read_text("utf-8"), flags=re.MULTILINE | re.DOTALL
     )
     assert blocks
     names: dict[str, object] = {}

@@ -18,4 +18,4 @@ class StoredFileError(SiamMMError, ValueError):
 
 
 class ZeroRowWarning(UserWarning):
-    """Some rows have a length of 0, hence no direction. The estimators keep them and warn; the command line refuses them."""
+    """Some rows have a length of 0, hence no direction: the estimators keep them and warn, the commands refuse them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,7 @@ import scipy.sparse
 import torch
 from scipy.optimize import linear_sum_assignment
 from sklearn.base import clone
+from sklearn.datasets import make_blobs
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -170,13 +171,13 @@ def test_concentration_rules(small: Known) -> None:
 
 
 def test_concentration_in_principal_directions(small: Known) -> None:
-    """Appendix C with all directions is the plain estimate, and with fewer uses both the shorter r and the smaller d."""
+    """Appendix C with all directions is the plain estimate; with fewer it uses the shorter r and the smaller d."""
     plain = VonMisesFisherMixture(6, random_state=0).fit(small.X)
     every = VonMisesFisherMixture(6, concentration_dims=16, random_state=0).fit(small.X)
     np.testing.assert_allclose(every.concentrations_, plain.concentrations_, rtol=1e-9)
     some = VonMisesFisherMixture(
-        6, concentration_dims=8, concentration="closed-form", small_sample_correction=False, concentration_shrinkage=0.0,
-        n_neighbours=1, random_state=0,
+        6, concentration_dims=8, concentration="closed-form", small_sample_correction=False,
+        concentration_shrinkage=0.0, n_neighbours=1, random_state=0,
     ).fit(small.X)  # fmt: skip
     _, vectors = np.linalg.eigh(small.X.T @ small.X)
     for k in range(6):
@@ -205,9 +206,22 @@ def test_init_takes_a_fitted_mixture_or_an_array(small: Known, kind: Any) -> Non
         np.testing.assert_array_equal(carried.labels_, previous.labels_)
 
 
+def test_gaussians_carry_over_to_data_with_another_mean() -> None:
+    """Means are in the coordinates of the data, whatever mean the engine works about."""
+    X, y, *_ = make_blobs(900, 5, centers=6, random_state=1)
+    X = np.asarray(X) + 100
+    part = (y != 0) | (np.arange(900) % 4 == 0)
+    previous = GaussianMixture(6, random_state=0, warm_start=True).fit(X)
+    for start in (previous, previous.means_):
+        carried = GaussianMixture(6, max_iter=1).fit(X[part], init=start)
+        np.testing.assert_array_equal(carried.labels_, previous.labels_[part])
+    expected = previous.labels_[part]
+    np.testing.assert_array_equal(previous.set_params(max_iter=1).fit(X[part]).labels_, expected)
+
+
 def test_same_seed_same_fit_and_clone(small: Known) -> None:
     one = VonMisesFisherMixture(6, random_state=5).fit(small.X)
-    other = clone(one).fit(small.X)
+    other = cast(VonMisesFisherMixture, clone(one)).fit(small.X)
     np.testing.assert_array_equal(one.mean_directions_, other.mean_directions_)
 
 

@@ -32,15 +32,14 @@ def problem(n: int, k: int, d: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("d", [16, 40, 64, 128, 256, 384, 512, 768, 1024])
-@pytest.mark.parametrize("h", [1, 5, 8])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("d", [16, 40, 256, 384, 1024])
+@pytest.mark.parametrize(("h", "bias"), [(1, False), (5, False), (5, True), (8, False)])
 def test_nearest_agrees_with_torch_on_the_gpu(d: int, h: int, bias: bool) -> None:
     x, w = problem(5000, 3001, d)
     b = 0.01 * torch.randn(3001, device="cuda") if bias else None
     score, index = kernels.nearest(x, w, b, h)
     expected_score, expected_index = neighbours.nearest(x.double(), w.double(), None if b is None else b.double(), h)
-    assert (index == expected_index).all(dim=1).float().mean() > 0.998
+    assert (index == expected_index).all(dim=1).float().mean() >= 0.999
     torch.testing.assert_close(score[:, 0], expected_score[:, 0].float(), rtol=1e-4, atol=1e-5)
 
 

@@ -56,12 +56,6 @@ def test_double_precision_stays_double() -> None:
     assert score.dtype == torch.float64
 
 
-def test_scores_of_chosen_components() -> None:
-    x, w, b = problem(40, 30, 8, bias=True)
-    score, index = nearest(x, w, b, 3)
-    torch.testing.assert_close(neighbours.scores_of(x, w, b, index), score)
-
-
 def test_triton_is_refused_where_it_cannot_be_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -22,7 +23,7 @@ def tensor(value: float) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
-def exact(kappa: float, d: int) -> tuple[mpmath.mpf, mpmath.mpf]:
+def exact(kappa: float, d: int) -> tuple[Any, Any]:
     """log c_d(kappa) and A_d(kappa) to forty digits, from the definition (Eq. 4)."""
     with mpmath.workdps(40):
         half, x = mpmath.mpf(d) / 2, mpmath.mpf(kappa)

@@ -14,22 +14,24 @@ k-means cuts a single cloud of points in two as readily as it separates two clou
   where the entropy Hb(p) is the price of saying which group a sample is in. A flat density cut in half gains exactly 0
   (Delta / s = sqrt 12), a bell cut in half less, two separate bells more. The pair is *kept apart* if
   n (gain - MARGIN) > NATS.
-- **The component.** A *stray* is a member that is nearer to its second component than to its own, once left out of it. A
-  component *stands alone* if (strays + 1) / n <= STRAYS. Scattered outliers and noise never do, nor does anything with fewer
-  than 1 / STRAYS samples.
+- **The component.** A *stray* is a member that is nearer to its second component than to its own, once left out of it.
+  A component *stands alone* if (strays + 1) / n <= STRAYS. Scattered outliers and noise never do, nor does anything
+  with fewer than 1 / STRAYS samples.
 
 Every component proposes to merge with the one of its nearest it gains least from; the proposal is taken if the pair is
-not to be kept apart, or if the proposer does not stand alone. When no proposal is taken, every survivor is offered a split
-along its main axis, which the same rounds then confirm or undo: it frees components that merged too early.
+not to be kept apart, or if the proposer does not stand alone. When no proposal is taken, every survivor is offered a
+split along its main axis, which the same rounds then confirm or undo: it frees components that merged too early.
 
-The constants were fixed on twelve synthetic families and looked at on scikit-learn's digits; eleven other families judged
-them (``benchmarks/merge_families.py``, ``docs/decisions/0003-when-to-stop-merging.md``).
+The constants were fixed on twelve synthetic families and looked at on scikit-learn's digits; eleven other families
+judged them (``benchmarks/merge_families.py``, ``docs/decisions/0003-when-to-stop-merging.md``).
 
 Legend:  N samples, K components, P pairs, D dimensions, F length of the statistic.
 """
 
 from __future__ import annotations
 
+# torch is only partly typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import math
 from dataclasses import dataclass
 
@@ -44,7 +46,8 @@ from siammm.mixture.samples import Samples
 MARGIN = 0.05
 NATS = 8.0
 STRAYS = 0.05
-# The nearest components that each one is tested against: the nearest alone may be one that it is right to stay apart from.
+# The nearest components that each one is tested against: the nearest alone may be one that it is right to stay apart
+# from.
 PARTNERS = 3
 _AXIS_STEPS = 8
 # Entries (sample, partner) worked on at once.
@@ -136,8 +139,10 @@ def pair_gain(moment_P23: Tensor) -> tuple[Tensor, Tensor]:
     count_P2, sum_P2, square_P2 = moment_P23.unbind(dim=-1)
     total_P = count_P2.sum(dim=1).clamp_min(1)
     mean_P2 = sum_P2 / count_P2.clamp_min(1)
-    within_P = ((square_P2 - sum_P2 * mean_P2).sum(dim=1) / total_P).clamp_min(1e-12)
     apart_P = mean_P2[:, 0] - mean_P2[:, 1]
+    # Off zero, but relative to the distance: points may come in any unit.
+    within_P = (square_P2 - sum_P2 * mean_P2).sum(dim=1) / total_P
+    within_P = torch.maximum(within_P, 1e-12 * apart_P**2).clamp_min(1e-300)
     share_P = (count_P2[:, 0] / total_P).clamp(1e-12, 1 - 1e-12)
     entropy_P = -(share_P * share_P.log() + (1 - share_P) * (1 - share_P).log())
     gain_P = 0.5 * torch.log1p(share_P * (1 - share_P) * apart_P**2 / within_P) - entropy_P
@@ -242,10 +247,10 @@ def _similarity(x_ND: Tensor, centre_ND: Tensor, *, unit: bool) -> Tensor:
 def _left_out(
     x_ND: Tensor, centre_KD: Tensor, first_N: Tensor, count_K: Tensor, resultant_K: Tensor, *, unit: bool
 ) -> Tensor:
-    """Each sample's similarity to its own component without it; 0, or nothing like it, where it is the only one.
+    """Each sample's similarity to its own component without it; 0 where it is the only one.
 
-    For directions, with S the sum over the component: cos(x, S - x) = (x.S - 1) / |S - x|. For points, the distance from
-    the mean of the others is n / (n - 1) times that from the mean of all.
+    For directions, with S the sum over the component: cos(x, S - x) = (x.S - 1) / |S - x|. For points, the distance
+    from the mean of the others is n / (n - 1) times that from the mean of all.
     """
     count_N = count_K[first_N]
     if not unit:

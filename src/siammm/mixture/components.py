@@ -1,7 +1,8 @@
 """What the EM engine needs to know of a kind of component, and the von Mises-Fisher kind.
 
 Both kinds are exponential families: a sample enters only through a *statistic* t(x), the E step needs inner products
-with t(x), and the M step needs the mean of t(x) over each component. The engine (``em.py``) is written once in these terms.
+with t(x), and the M step needs the mean of t(x) over each component. The engine (``em.py``) is written once in these
+terms.
 
 Legend:  N samples, K components, D dimensions, F length of the statistic, H neighbours;
          mu mean direction, kappa concentration, r mean vector, rho = |r|.
@@ -9,6 +10,8 @@ Legend:  N samples, K components, D dimensions, F length of the statistic, H nei
 
 from __future__ import annotations
 
+# torch is only partly typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self
 
@@ -106,7 +109,10 @@ class VonMisesFisherComponents:
         centre_KD = centre_KD.to(torch.float64)
         k = centre_KD.shape[0]
         even = torch.full((k,), 1.0 / k, dtype=torch.float64, device=centre_KD.device)
-        mu_KD = centre_KD / torch.linalg.vector_norm(centre_KD, dim=1, keepdim=True)
+        length_K = torch.linalg.vector_norm(centre_KD, dim=1, keepdim=True)
+        # A row of zeros may be drawn as a centre, and has no direction: any will do, the first axis is one.
+        first_D = torch.eye(1, centre_KD.shape[1], dtype=torch.float64, device=centre_KD.device)
+        mu_KD = torch.where(length_K > 0, centre_KD / length_K.clamp_min(1e-300), first_D)
         return cls(mu_KD=mu_KD, kappa_K=torch.ones_like(even), weight_K=even, settings=settings)
 
     @property

@@ -10,6 +10,8 @@ Legend:  N samples, K components, D dimensions, F length of the statistic, H nei
 
 from __future__ import annotations
 
+# torch is only partly typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from siammm.mixture import kernels, neighbours, ranks
 from siammm.mixture.components import Components
+from siammm.mixture.eightbit import Bytes
 from siammm.mixture.neighbours import Backend
 from siammm.mixture.samples import Samples
 
@@ -66,7 +69,9 @@ class Statistics:
         return self.total_KF / self.count_K.clamp_min(1e-300)[:, None]
 
 
-def weigh(components: Components, assignment: Assignment, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def weigh(
+    components: Components, assignment: Assignment, x_ND: Tensor, x_bytes: Bytes | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The H nearest components of each sample, their weights, and the samples' log likelihood under these alone.
 
     Eq. 8 for H = 1, Eq. 10 above. Shapes: index_NH int64, weight_NH with rows that sum to 1, log_likelihood_N.
@@ -77,7 +82,7 @@ def weigh(components: Components, assignment: Assignment, x_ND: Tensor) -> tuple
     backend = neighbours.choose_backend(
         assignment.backend, x_ND.device, x_ND.dtype, d=d, k=k, n_neighbours=n_neighbours
     )
-    score_NH, index_NH = neighbours.nearest(x_ND, w_KD, b_K, n_neighbours, backend=backend)
+    score_NH, index_NH = neighbours.nearest(x_ND, w_KD, b_K, n_neighbours, backend=backend, x_bytes=x_bytes)
     log_joint_NH = components.log_joint_of(x_ND, score_NH, index_NH)
     if n_neighbours == 1:
         return index_NH, torch.ones_like(score_NH), log_joint_NH[:, 0]
@@ -95,7 +100,15 @@ def e_step(samples: Samples, components: Components, assignment: Assignment) -> 
     count_K = torch.zeros_like(components.weight_K)
     total_KF: Tensor | None = None
     log_likelihood = torch.zeros_like(count_K[0])
-    for _, x_ND in samples.chunks(pass_rows(samples, k, assignment)):
+    backend = neighbours.choose_backend(
+        assignment.backend,
+        samples.device,
+        samples.dtype,
+        d=samples.n_columns,
+        k=k,
+        n_neighbours=assignment.n_neighbours,
+    )
+    for start, x_ND in samples.chunks(pass_rows(samples, k, assignment)):
         t_NF = components.statistic(x_ND)
         if assignment.rule == "posterior":
             log_joint_NK = components.log_joint(x_ND)
@@ -103,7 +116,8 @@ def e_step(samples: Samples, components: Components, assignment: Assignment) -> 
             posterior_NK = (log_joint_NK - log_likelihood_N[:, None]).exp()
             chunk_count_K, chunk_KF = posterior_NK.sum(dim=0), posterior_NK.T @ t_NF
         else:
-            index_NH, weight_NH, log_likelihood_N = weigh(components, assignment, x_ND)
+            x_bytes = samples.low_precision(start, x_ND.shape[0]) if backend == "low-precision" else None
+            index_NH, weight_NH, log_likelihood_N = weigh(components, assignment, x_ND, x_bytes)
             chunk_count_K, chunk_KF = sums_by_component(t_NF, index_NH, weight_NH, k)
         count_K += chunk_count_K.to(count_K)
         total_KF = chunk_KF.to(count_K) if total_KF is None else total_KF.add_(chunk_KF.to(count_K))
@@ -167,9 +181,9 @@ def maximise(
 def calibrated(samples: Samples, components: Components, assignment: Assignment) -> Components:
     """The same centres with the weights and spreads of a density: one step of EM by the posterior of the nearest few.
 
-    Eq. 10 looks at angles alone, so it lends samples of a wide component to a narrow one nearby; what a fit by it leaves
-    as weights and concentrations is off by some percent. For assigning samples that is of no consequence. For a density it
-    is, and likelihoods, samples and outlier scores are read from these. A posterior fit is one already.
+    Eq. 10 looks at angles alone, so it lends samples of a wide component to a narrow one nearby; what a fit by it
+    leaves as weights and concentrations is off by some percent. For assigning samples that is of no consequence. For a
+    density it is, and likelihoods, samples and outlier scores are read from these. A posterior fit is one already.
     """
     if assignment.rule == "posterior":
         return components

@@ -6,8 +6,12 @@ numpy in, numpy out; tensors in, tensors out, on their device. A fit ends with a
 
 from __future__ import annotations
 
+# torch, scipy and scikit-learn are only partly typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -104,6 +108,13 @@ class _Mixture(DensityMixin, BaseEstimator):
     def _prepare(self, samples: Samples, *, reset: bool) -> None:
         """Bring the samples into the form the components are written in."""
 
+    def _prepare_centres(self, centres: Samples) -> None:
+        """Bring centres that the user gave for a fit into the same form."""
+
+    def _carried_over(self, previous: _Mixture, device: torch.device) -> Components:
+        """The components of a fitted mixture in the form of the samples of this fit."""
+        return previous._components(device)
+
     # -- fitting ----------------------------------------------------------------------------------------------------
 
     def fit(self, X: Matrix, y: object = None, *, init: object = None) -> Self:
@@ -121,10 +132,11 @@ class _Mixture(DensityMixin, BaseEstimator):
         -------
         self
         """
-        self._check_parameters()
-        X = self._validated(X, reset=True)
         device = self._compute_device(X)
-        samples = Samples(X, device=device, unit=self._unit)
+        with ranks.refused_together(device):
+            self._check_parameters()
+            samples = Samples(self._validated(X, reset=True), device=device, unit=self._unit)
+        samples.join_ranks()
         self._prepare(samples, reset=True)
         seed = ranks.agreed(int(check_random_state(self.random_state).randint(2**31 - 1)), device)
         generator = torch.Generator().manual_seed(seed)
@@ -185,7 +197,7 @@ class _Mixture(DensityMixin, BaseEstimator):
     def _start(self, samples: Samples, init: object, generator: torch.Generator) -> Components:
         """The components before the first E step of the paper's loop, which one hard assignment has given a spread."""
         if init is None and self.warm_start and hasattr(self, "n_components_"):
-            return self._components(samples.parameter_device)
+            return self._carried_over(self, samples.parameter_device)
         init = self.init if init is None else init
         if isinstance(init, _Mixture):
             if type(init) is not type(self):
@@ -193,7 +205,7 @@ class _Mixture(DensityMixin, BaseEstimator):
                     f"init is a {type(init).__name__}, but this is a {type(self).__name__}; pass its own kind."
                 )
             check_is_fitted(init)
-            return init._components(samples.parameter_device)
+            return self._carried_over(init, samples.parameter_device)
         if isinstance(init, str):
             k = self.n_components
             if k > samples.n_total:
@@ -221,13 +233,15 @@ class _Mixture(DensityMixin, BaseEstimator):
                 f"init has shape {tuple(centre_KD.shape)}, but the centres of components for X need "
                 f"(n_components, {samples.n_columns})."
             )
-        return Samples(centre_KD, device=samples.parameter_device, unit=self._unit, name="init").rows()
+        centres = Samples(centre_KD, device=samples.parameter_device, unit=self._unit, name="init")
+        self._prepare_centres(centres)
+        return centres.rows()
 
     # -- using what was fitted ----------------------------------------------------------------------------------------
 
     def predict(self, X: Matrix) -> Any:
         """The component each row belongs to, shape (n_samples,)."""
-        samples, components, X = self._ready(X)
+        samples, components = self._ready(X)
         index_NH, _ = em.assignments(samples, components, self._assignment())
         return _like(index_NH[:, 0], X)
 
@@ -237,7 +251,7 @@ class _Mixture(DensityMixin, BaseEstimator):
         A ``scipy.sparse.csr_matrix`` of shape (n_samples, n_components_), or a sparse tensor for tensors. Under
         ``assignment="posterior"`` the entries are the largest of the posterior, and sum to what these hold of it.
         """
-        samples, components, X = self._ready(X)
+        samples, components = self._ready(X)
         index_NH, weight_NH = em.assignments(samples, components, self._assignment())
         n, h = index_NH.shape
         shape = (n, components.weight_K.shape[0])
@@ -254,11 +268,11 @@ class _Mixture(DensityMixin, BaseEstimator):
 
     def score_samples(self, X: Matrix) -> Any:
         """The log density of each row under the whole mixture, shape (n_samples,)."""
-        samples, components, X = self._ready(X)
+        samples, components = self._ready(X)
         return _like(em.log_likelihoods(samples, components), X)
 
-    def score(self, X: Matrix, y: object = None) -> float:
-        """The mean log density of the rows."""
+    def score(self, X: Matrix, y: object = None) -> float:  # pyright: ignore[reportIncompatibleMethodOverride] - None there
+        """The mean log density of the rows; under ``torch.distributed``, of this rank's."""
         return float(self.score_samples(X).mean())
 
     def bic(self, X: Matrix) -> float:
@@ -301,12 +315,11 @@ class _Mixture(DensityMixin, BaseEstimator):
 
     # -- checks -----------------------------------------------------------------------------------------------------
 
-    def _ready(self, X: Matrix) -> tuple[Samples, Components, Matrix]:
+    def _ready(self, X: Matrix) -> tuple[Samples, Components]:
         check_is_fitted(self)
-        X = self._validated(X, reset=False)
-        samples = Samples(X, device=self._compute_device(X), unit=self._unit)
+        samples = Samples(self._validated(X, reset=False), device=self._compute_device(X), unit=self._unit)
         self._prepare(samples, reset=False)
-        return samples, self._components(samples.parameter_device), X
+        return samples, self._components(samples.parameter_device)
 
     def _assignment(self) -> Assignment:
         return Assignment(
@@ -336,6 +349,7 @@ class _Mixture(DensityMixin, BaseEstimator):
 
     def _validated(self, X: Matrix, *, reset: bool) -> Matrix:
         least = 2 if self._unit else 1
+        least_rows = 0 if ranks.active() else 1  # a rank may have no rows, as long as another has some
         if not isinstance(X, Tensor):
             try:
                 return validate_data(
@@ -344,11 +358,12 @@ class _Mixture(DensityMixin, BaseEstimator):
                     reset=reset,
                     dtype=[np.float32, np.float64],
                     ensure_all_finite=False,  # Samples looks, in the same pass that normalises, and names the row
+                    ensure_min_samples=least_rows,
                     ensure_min_features=least if reset else 1,
                 )
             except ValueError as error:
                 raise InputError(str(error)) from error
-        if X.ndim != 2 or X.shape[0] < 1 or X.shape[1] < least:
+        if X.ndim != 2 or X.shape[0] < least_rows or X.shape[1] < least:
             raise InputError(
                 f"X has shape {tuple(X.shape)}, but a mixture needs (n_samples, n_features) "
                 f"with at least 1 sample and {least} feature{'s' if least > 1 else ''}."
@@ -361,7 +376,8 @@ class _Mixture(DensityMixin, BaseEstimator):
             self.n_features_in_ = int(X.shape[1])
         elif X.shape[1] != self.n_features_in_:
             raise InputError(
-                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} features as input."
+                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} features "
+                f"as input."
             )
         return X
 
@@ -369,12 +385,14 @@ class _Mixture(DensityMixin, BaseEstimator):
         for name in ("n_components", "n_neighbours", "n_init", "max_iter", "merge_floor"):
             _check_at_least(name, getattr(self, name), 1)
         _check_positive("temperature", self.temperature)
-        if not (isinstance(self.tol, (int, float)) and self.tol >= 0):
-            raise InputError(f"tol is {self.tol!r}, but it must be 0 or more.")
-        if not (isinstance(self.merge_share, (int, float)) and 0 < self.merge_share <= 1):
-            raise InputError(
-                f"merge_share is {self.merge_share!r}, but it is a share of the components: above 0, at most 1."
-            )
+        _check_number("tol", self.tol, lambda value: value >= 0, "it must be 0 or more")
+        _check_number("merge_threshold", self.merge_threshold, lambda value: value == value, "it must be a number")
+        _check_number(
+            "merge_share",
+            self.merge_share,
+            lambda value: 0 < value <= 1,
+            "it is a share of the components: above 0, at most 1",
+        )
         _check_one_of("assignment", self.assignment, em.ASSIGNMENT_RULES)
         _check_one_of("backend", self.backend, neighbours.BACKENDS)
         if self.merge is not None:
@@ -570,8 +588,13 @@ class VonMisesFisherMixture(_Mixture):
                 raise InputError(f"concentration={self.concentration} is above the limit of {vmf.MAX_CONCENTRATION:g}.")
         if self.concentration_dims is not None:
             _check_at_least("concentration_dims", self.concentration_dims, 2)
-        if self.concentration_shrinkage is not None and not self.concentration_shrinkage >= 0:
-            raise InputError(f"concentration_shrinkage is {self.concentration_shrinkage!r}, but it must be 0 or more.")
+        if self.concentration_shrinkage is not None:
+            _check_number(
+                "concentration_shrinkage",
+                self.concentration_shrinkage,
+                lambda value: 0 <= value < float("inf"),
+                "it must be 0 or more",
+            )
 
 
 class GaussianMixture(_Mixture):
@@ -583,10 +606,10 @@ class GaussianMixture(_Mixture):
     ----------
     covariance : {"spherical", "diag"}, default="spherical"
         One variance for each component, or one for each of its dimensions.
-    n_components, n_neighbours, temperature, assignment, size_weighting, merge, merge_threshold, merge_floor, merge_share,
-    init, n_init, max_iter, tol, warm_start, device, backend, random_state, progress
-        As in ``VonMisesFisherMixture``. The temperature is in units of the data's total variance, which makes it mean the
-        same as on the sphere.
+    n_components, n_neighbours, temperature, assignment, size_weighting, merge, merge_threshold, merge_floor,
+    merge_share, init, n_init, max_iter, tol, warm_start, device, backend, random_state, progress
+        As in ``VonMisesFisherMixture``. The temperature is in units of the data's total variance, which makes it mean
+        the same as on the sphere.
 
     Attributes
     ----------
@@ -596,6 +619,7 @@ class GaussianMixture(_Mixture):
         As in ``VonMisesFisherMixture``.
     """
 
+    covariance: Covariance
     means_: Any
     variances_: Any
     data_mean_: Any
@@ -647,11 +671,21 @@ class GaussianMixture(_Mixture):
         self.progress = progress
 
     def _prepare(self, samples: Samples, *, reset: bool) -> None:
-        """Centre the rows on the mean of the data that was fitted; with a warm start, of the first data."""
+        """Centre the rows on the mean of the data that is or was fitted."""
         if reset:
             mean_D, variance = em.mean_and_variance(samples)
             self._new_mean, self._new_variance = mean_D.cpu().numpy(), variance
         samples.centre(_parameter(self._new_mean if reset else self.data_mean_, samples.parameter_device))
+
+    def _prepare_centres(self, centres: Samples) -> None:
+        centres.centre(_parameter(self._new_mean, centres.parameter_device))
+
+    def _carried_over(self, previous: _Mixture, device: torch.device) -> GaussianComponents:
+        """The same components about the mean of the data that is being fitted."""
+        assert isinstance(previous, GaussianMixture)
+        moved_D = _parameter(previous.data_mean_, device) - _parameter(self._new_mean, device)
+        components = previous._components(device)
+        return replace(components, mean_KD=components.mean_KD + moved_D, data_variance=max(self._new_variance, 1e-12))
 
     def _started(self, centre_KD: Tensor, samples: Samples) -> GaussianComponents:
         return GaussianComponents.started(centre_KD, self.covariance, self._new_variance)
@@ -692,7 +726,8 @@ def _like(value: Tensor, X: Matrix) -> Any:
     """A result in the form the user works in: a tensor on X's device, or an array."""
     if isinstance(X, Tensor):
         return value.contiguous().to(X.device)
-    # A copy: an array that shares torch's memory may be a column that keeps a larger table alive, and is not numpy's own.
+    # A copy: an array that shares torch's memory may be a column that keeps a larger table alive, and is not numpy's
+    # own.
     return np.array(value.cpu().numpy())
 
 
@@ -702,9 +737,13 @@ def _check_at_least(name: str, value: object, least: int) -> None:
 
 
 def _check_positive(name: str, value: object) -> None:
+    _check_number(name, value, lambda number: 0 < number < float("inf"), "it must be a number above 0")
+
+
+def _check_number(name: str, value: object, accepts: Callable[[float], bool], says: str) -> None:
     number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not number or not 0 < float(cast(float, value)) < float("inf"):
-        raise InputError(f"{name} is {value!r}, but it must be a number above 0.")
+    if not number or not accepts(float(cast(float, value))):
+        raise InputError(f"{name} is {value!r}, but {says}.")
 
 
 def _check_one_of(name: str, value: object, choices: tuple[object, ...]) -> None:

@@ -1,7 +1,7 @@
 """Gaussian components, for embeddings whose length means something: the twin of the von Mises-Fisher kind.
 
-Spherical components have one variance each, t(x) = (x, |x|^2); diagonal ones have one for every dimension, t(x) = (x, x^2).
-The rows must be centred (``Samples.centre``), so that E[x^2] - E[x]^2 does not cancel.
+Spherical components have one variance each, t(x) = (x, |x|^2); diagonal ones have one for every dimension,
+t(x) = (x, x^2). The rows must be centred (``Samples.centre``), so that E[x^2] - E[x]^2 does not cancel.
 
 Legend:  N samples, K components, D dimensions, F length of the statistic, H neighbours;  mean and var of a component.
 """

@@ -3,32 +3,35 @@
 Each has the shape of one loop over tiles that stay on the chip; neither N x K nor K x K is ever stored. They also run
 under Triton's interpreter (``TRITON_INTERPRET=1``) on a CPU, which is how they are tested without a GPU.
 
-**The H nearest.** A tile of scores is BLOCK_N samples by BLOCK_K components. A top-H insertion for each score would cost
-far more than the matrix product. Instead each column of the tile is a *bucket*: over all tiles, bucket c sees the
-components c, c + BLOCK_K, c + 2 BLOCK_K, ..., and keeps its best three scores, in registers, with six instructions and no
-exchange between threads. The number of the tile is written into the low bits of the score itself, so a score carries
-its component. After the last tile the best candidates of the 3 BLOCK_K survivors are taken, and ``_rescore`` decides among
-them in float32. A neighbour is lost only if four of the H best fall into one bucket: for H = 5 and 64 buckets that is
-5 / 64^3, one row in 50,000, and then only its last neighbour. H = 1 needs only the best two.
+**The H nearest.** A tile of scores is BLOCK_N samples by BLOCK_K components. A top-H insertion for each score would
+cost far more than the matrix product. Instead each column of the tile is a *bucket*: over all tiles, bucket c sees the
+components c, c + BLOCK_K, c + 2 BLOCK_K, ..., and keeps its best three scores, in registers, with six instructions and
+no exchange between threads. The number of the tile is written into the low bits of the score itself, so a score carries
+its component. After the last tile the best candidates of the 3 BLOCK_K survivors are taken, and ``_rescore`` decides
+among them in float32. A neighbour is lost only if four of the H best fall into one bucket: for H = 5 and 64 buckets
+that is 5 / 64^3, one row in 50,000, and then only its last neighbour. H = 1 needs only the best two.
 
 Legend:  N samples, K components, D dimensions, H neighbours;  x samples, w and b the affine score of a component.
 """
 
 from __future__ import annotations
 
-# Triton's language is not typed, and names in capitals are its compile-time constants.
-# pyright: basic
-# ruff: noqa: D103
+# Triton's own types do not describe what its compiler accepts, so its names are Any here, also in annotations.
+# pyright: basic, reportInvalidTypeForm=false
+import importlib
 import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
+triton: Any
+tl: Any
+TensorDescriptor: Any
 try:
-    import triton
-    import triton.language as tl
-    from triton.tools.tensor_descriptor import TensorDescriptor
+    triton = importlib.import_module("triton")
+    tl = importlib.import_module("triton.language")
+    TensorDescriptor = importlib.import_module("triton.tools.tensor_descriptor").TensorDescriptor
 except ImportError:  # pragma: no cover - Triton comes with torch on Linux; elsewhere the torch backend serves
     triton = None
 
@@ -207,7 +210,7 @@ def _tile_settings(d: int) -> dict[str, Any]:
         return {"BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
     if d <= 512:
         return {"BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 2}
-    return {"BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 1}
+    return {"BLOCK_N": 32, "BLOCK_K": 64, "num_warps": 4, "num_stages": 1}
 
 
 if triton is not None:
@@ -251,7 +254,7 @@ if triton is not None:
                 w = w_tiles.load([tile * BLOCK_K, 0]).T
             else:
                 w_ptrs = w_tiles + (tile * BLOCK_K + column[None, :]).to(tl.int64) * D + dim[:, None]
-                if EVEN_D:
+                if EVEN_D:  # noqa: SIM108 - decided when compiled
                     w = tl.load(w_ptrs)
                 else:
                     w = tl.load(w_ptrs, mask=dim[:, None] < D, other=0.0)

@@ -1,14 +1,18 @@
 """Which components to merge, in which order, and the tree that this makes.
 
 Eq. 11 merges pairs whose distance is far below the mean of all. Read as "every such pair" it joins everything in one
-round; read as "every such pair of mutual nearest neighbours" it has the paper's pace, but no stop of its own on embeddings
-that stand still. ``merge="paper"`` is that reading with a floor. ``merge="auto"`` stops by the test in ``acceptance.py``.
+round; read as "every such pair of mutual nearest neighbours" it has the paper's pace, but no stop of its own on
+embeddings that stand still. ``merge="paper"`` is that reading with a floor. ``merge="auto"`` stops by the test in
+``acceptance.py``.
 
 Legend:  K components, D dimensions, P pairs, z the standardised distance of Eq. 11, zeta its threshold.
 """
 
 from __future__ import annotations
 
+# torch and scipy are only partly typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -24,7 +28,6 @@ from siammm.mixture.samples import Samples
 
 MergeRule = Literal["paper", "auto"]
 MERGE_RULES: tuple[MergeRule, ...] = ("paper", "auto")
-
 
 # E and M steps before each round, as in the measurements of the paper's pace.
 _STEPS_PER_ROUND = 3
@@ -58,7 +61,8 @@ def merged(
     """Merge until nothing more may be merged.
 
     The paper's rule has no stop of its own and ends at its floor or where no pair is below its threshold. The automatic
-    rule ends by its test, after which every component is offered a split; a split that survives starts a tree of its own.
+    rule ends by its test, after which every component is offered a split; a split that survives starts a tree of its
+    own.
     """
     history = MergeHistory(int(components.weight_K.shape[0]))
     components = _rounds(samples, components, assignment, settings, history, on_round)
@@ -107,10 +111,12 @@ def merge_round(
 ) -> tuple[Components, bool]:
     """One round: drop what no sample is nearest to, merge what may be merged, and say whether anything changed."""
     found = acceptance.members(samples, components, assignment)
-    full = (found.statistics.count_K > 0).nonzero()[:, 0]
-    dropped = full.shape[0] < components.weight_K.shape[0]
+    # Those with samples first, so that the floor keeps an empty one only where too few have any.
+    order = (found.statistics.count_K <= 0).to(torch.int8).argsort(stable=True)
+    kept = order[: max(int((found.statistics.count_K > 0).sum()), settings.floor)].sort().values
+    dropped = kept.shape[0] < components.weight_K.shape[0]
     if dropped:
-        components = _without_empty(components, found.statistics, full, settings, history)
+        components = _without_empty(components, found.statistics, kept, settings, history)
         found = acceptance.members(samples, components, assignment)
     k = int(components.weight_K.shape[0])
     allowed = min(share_of(k, settings.share), k - settings.floor)
@@ -139,13 +145,13 @@ def _chosen_pairs(
 
 
 def _without_empty(
-    components: Components, statistics: Statistics, full: Tensor, settings: MergeSettings, history: MergeHistory
+    components: Components, statistics: Statistics, kept: Tensor, settings: MergeSettings, history: MergeHistory
 ) -> Components:
-    """Let the nearest component take in each one that no sample is nearest to."""
-    w_KD = components.centre_KD[full].float()
+    """Let the nearest of the components that are kept take in each one that no sample is nearest to."""
+    w_KD = components.centre_KD[kept].float()
     bias_K = None if settings.unit else -0.5 * (w_KD**2).sum(dim=1)
-    group_K = full[neighbours.nearest(components.centre_KD.float(), w_KD, bias_K, 1)[1][:, 0]]
-    group_K[full] = full
+    group_K = kept[neighbours.nearest(components.centre_KD.float(), w_KD, bias_K, 1)[1][:, 0]]
+    group_K[kept] = kept
     return _joined(components, statistics, group_K, history)
 
 
@@ -243,9 +249,10 @@ class Merges:
     """What merging did, as a tree that ``scipy.cluster.hierarchy`` draws and cuts, and as K after each round."""
 
     linkage: np.ndarray[Any, np.dtype[np.float64]]
-    """scipy's (K_start - 1) x 4 matrix. Leaves are the components at the start, or after the last split that was kept. The first ``n_merges`` rows are the merges
-    that were made, at the distance of the two centres; the others join what is left, so that the tree can be cut at any K.
-    Heights never fall on the way up, as scipy wants it."""
+    """scipy's (K_start - 1) x 4 matrix. Leaves are the components at the start, or after the last split that was kept.
+    The first ``n_merges`` rows are the merges that were made, at the distance of the two centres; the others join what
+    is left, so that the tree can be cut at any K. A height lower than the one before is raised to just above it, so
+    that scipy's cut into K clusters undoes the last merges, in the order in which they were made."""
     n_components: list[int]
     """K at the start and after each round; it rises once where a split was kept."""
     n_merges: int
@@ -272,15 +279,18 @@ class MergeHistory:
 
     def record_round(self, group_K: Tensor, distance_K: Tensor) -> None:
         """Add one round: each current component's new number, and its distance to the one that took it in."""
-        group, distance = group_K.tolist(), distance_K.tolist()
+        group: list[int] = group_K.tolist()
+        distance: list[float] = distance_K.tolist()
         node: dict[int, int] = {}
         leaves: dict[int, int] = {}
+        height: dict[int, float] = {}  # the one that takes the others in is at a distance of 0, and need not come first
         for old, new in enumerate(group):
             if new not in node:
-                node[new], leaves[new] = self._node[old], self._leaves[old]
+                node[new], leaves[new], height[new] = self._node[old], self._leaves[old], distance[old]
                 continue
             leaves[new] += self._leaves[old]
-            self._rows.append((node[new], self._node[old], float(distance[old]), leaves[new]))
+            height[new] = max(height[new], distance[old])
+            self._rows.append((node[new], self._node[old], height[new], leaves[new]))
             node[new] = self.n_start + len(self._rows) - 1
         count = max(group) + 1
         self._node, self._leaves = [node[i] for i in range(count)], [leaves[i] for i in range(count)]
@@ -291,7 +301,7 @@ class MergeHistory:
         return Merges(linkage=self._linkage(centre_KD), n_components=list(self.n_components), n_merges=len(self._rows))
 
     def _linkage(self, centre_KD: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """The whole tree as scipy's (n_start - 1) x 4 linkage matrix; heights never fall on the way up."""
+        """The whole tree as scipy's (n_start - 1) x 4 linkage matrix; heights rise from row to row."""
         rows = list(self._rows)
         node, leaves = list(self._node), list(self._leaves)
         for i, j, height in _remaining_merges(centre_KD):
@@ -299,7 +309,9 @@ class MergeHistory:
             rows.append((node[i], node[j], height, leaves[i]))
             node[i] = self.n_start + len(rows) - 1
         tree = np.array(rows, dtype=np.float64).reshape(-1, 4)
-        tree[:, 2] = np.maximum.accumulate(tree[:, 2])
+        # Equal heights would be cut together: a cut at K would then give fewer clusters than K.
+        for row in range(1, tree.shape[0]):
+            tree[row, 2] = max(tree[row, 2], np.nextafter(tree[row - 1, 2], np.inf))
         return tree
 
 

@@ -5,11 +5,15 @@ Only sufficient statistics, counts and a small draw of rows ever travel; embeddi
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from siammm.errors import InputError
 
 # torch.distributed is only partly typed.
 _dist = cast(Any, dist)
@@ -23,6 +27,26 @@ def active() -> bool:
 def rank() -> int:
     """This process's number, 0 when it is alone."""
     return int(dist.get_rank()) if active() else 0
+
+
+@contextmanager
+def refused_together(device: torch.device) -> Generator[None]:
+    """What one rank refuses in here, every rank refuses: none goes on to wait for the others forever.
+
+    Every rank must enter and leave; nothing inside may be a collective.
+    """
+    problem: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        problem = error
+    refused = all_gather_counts(int(problem is not None), device)
+    if problem is not None:
+        raise problem
+    if any(refused):
+        raise InputError(
+            f"Rank {refused.index(1)} cannot use what it was given, so that no rank goes on; its own message says why."
+        )
 
 
 def all_reduce_sum(*tensors: Tensor) -> None:

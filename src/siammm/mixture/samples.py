@@ -10,6 +10,8 @@ of the ranks before, so that a draw of rows does not depend on how many ranks th
 
 from __future__ import annotations
 
+# torch is only partly typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -20,10 +22,13 @@ from torch import Tensor
 
 from siammm.errors import InputError, ZeroRowWarning
 from siammm.mixture import ranks
+from siammm.mixture.eightbit import Bytes
 
 # A memory-mapped file, or any matrix larger than this share of the device's free memory, is streamed.
 _RESIDENT_SHARE = 0.5
 _STREAM_BYTES = 64 * 2**20
+# Up to so many rows, a draw is the beginning of a permutation of them all.
+_PERMUTED_ROWS = 2**24
 
 
 class Samples:
@@ -34,19 +39,35 @@ class Samples:
         self._unit = unit
         self._name = name
         self.device = device
-        # Parameters are float64, which Apple's GPUs do not have: there the few large products run on the GPU, the rest here.
+        # Parameters are float64, which Apple's GPUs do not have: there the few large products run on the GPU, the rest
+        # here.
         self.parameter_device = torch.device("cpu") if device.type == "mps" else device
         self.n_rows, self.n_columns = int(X.shape[0]), int(X.shape[1])
         self.dtype = _compute_dtype(X, device)
         self._warned = False
         self._shift: Tensor | None = None
+        self._bytes: Bytes | None = None
         self._resident: Tensor | None = None
         if _fits(X, self.dtype, device):
             self._resident = self._prepared(X, 0)
         else:
             for _ in self.chunks(self._stream_rows()):
                 pass  # the first pass finds rows that cannot be used before any work is done on the others
-        counts = ranks.all_gather_counts(self.n_rows, device)
+        self.n_total, self._first = self.n_rows, 0
+
+    def join_ranks(self) -> None:
+        """Count the other ranks' rows too: these are now a shard of all. Every rank must take part."""
+        counts = ranks.all_gather_counts(self.n_rows, self.device)
+        columns = ranks.all_gather_counts(self.n_columns, self.device)
+        widths = ranks.all_gather_counts(self.dtype.itemsize, self.device)
+        if len(set(columns)) > 1 or len(set(widths)) > 1 or not sum(counts):
+            kinds = ", ".join(
+                f"{rows} x {d} float{8 * width}" for rows, d, width in zip(counts, columns, widths, strict=True)
+            )
+            raise InputError(
+                f"{self._name} is {kinds} by rank, but the shards must have the same number of features, the same "
+                f"precision, and at least one row in all."
+            )
         self.n_total = sum(counts)
         self._first = sum(counts[: ranks.rank()])
 
@@ -59,11 +80,19 @@ class Samples:
         """All rows, prepared: for small matrices."""
         return torch.cat([chunk for _, chunk in self.chunks(self.n_rows)])
 
+    def low_precision(self, start: int, count: int) -> Bytes | None:
+        """Some rows as bytes, kept from the first call on if the rows are; they take a quarter of the rows' memory."""
+        if self._resident is None:
+            return None
+        if self._bytes is None:
+            self._bytes = Bytes.of(self._resident)
+        return self._bytes[start : start + count]
+
     def centre(self, shift_D: Tensor) -> None:
         """Subtract this from every row from now on: differences of large numbers are kept out of the arithmetic."""
         self._shift = shift_D.to(self.device, self.dtype)
         if self._resident is not None:
-            self._resident = self._resident - self._shift
+            self._resident, self._bytes = self._resident - self._shift, None
 
     def chunks(self, rows: int) -> Iterator[tuple[int, Tensor]]:
         """Every row in order, in chunks of at most so many rows, each with the number of its first row."""
@@ -81,10 +110,11 @@ class Samples:
         count = min(count, self.n_total)
         if count == self.n_total:
             chosen = torch.arange(count)
-        elif self.n_total <= 2**24:
+        elif self.n_total <= _PERMUTED_ROWS:
             chosen = torch.randperm(self.n_total, generator=generator)[:count].sort().values
-        else:  # a permutation would be larger than the draw by far; the few repeats do not matter
-            chosen = torch.randint(self.n_total, (count,), generator=generator).unique()
+        else:  # a permutation would be larger than the draw by far: draw some more, and leave out repeats
+            chosen = torch.randint(self.n_total, (count + count // 4 + 16,), generator=generator).unique()
+            chosen = chosen[torch.randperm(chosen.numel(), generator=generator)[:count]].sort().values
         mine = chosen[(chosen >= self._first) & (chosen < self._first + self.n_rows)] - self._first
         return ranks.all_gather_rows(self._take(mine), self.device)
 
@@ -153,7 +183,7 @@ def _refuse_not_finite(rows: Tensor, first: int, name: str) -> None:
 
 
 def _warn_of_zeros(length: Tensor, first: int, name: str) -> None:
-    """scikit-learn's own checks fit to zero rows, so this cannot be an error; such a row is as far from every component."""
+    """scikit-learn's own checks fit to zero rows, so this is no error; such a row is as far from every component."""
     bad = (length[:, 0] == 0).nonzero()
     warnings.warn(
         f"{name} has a length of 0 in {_count(bad)}, the first being row {first + int(bad[0])}: a zero vector has no "

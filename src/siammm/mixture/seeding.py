@@ -2,15 +2,18 @@
 
 Seeds drawn like k-means++ miss components: in high dimensions all distances are nearly equal, so the draw is hardly
 better than uniform, and EM cannot move a component from a cluster that has two to one that has none. So three times as
-many seeds are drawn as are needed, settled by a few steps of k-means, and joined two by two at the least cost in squared
-distance (Ward's criterion) until the number is right. This is the paper's own remark, that overseeding raises the chance
-of finding the right centroids, put at the start. Above ``_OVERSEED_LIMIT`` components the draw itself is used.
+many seeds are drawn as are needed, settled by a few steps of k-means, and joined two by two at the least cost in
+squared distance (Ward's criterion) until the number is right. This is the paper's own remark, that overseeding raises
+the chance of finding the right centroids, put at the start. Above ``_OVERSEED_LIMIT`` components the draw itself is
+used.
 
 Legend:  S drawn samples, M seeds, K components, D dimensions.
 """
 
 from __future__ import annotations
 
+# torch is only partly typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from typing import Any, Literal
 
 import numpy as np

@@ -1,10 +1,13 @@
 """A fitted mixture as one ``.safetensors`` file: the arrays, and the settings as JSON in its header. No pickle.
 
-The file is written beside its name and moved into place when it is complete, so a reader sees the old one or the new one.
+The file is written beside its name and moved into place when it is complete, so a reader sees the old one or the new
+one.
 """
 
 from __future__ import annotations
 
+# safetensors is only partly typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import json
 import os
 from pathlib import Path

@@ -1,0 +1,140 @@
+"""How fast is one iteration on a CPU, beside scikit-learn's KMeans and faiss' spherical k-means?
+
+    make bench        or, for sizes of your own,        python benchmarks/mixture_cpu.py --n 100000 --d 256 --k 1000
+
+All start from the same centres and run the same number of iterations. The time of an iteration is that of a run with many
+less that of a run with one, over the difference, so that what happens once does not count. The objective is the mean
+cosine of a row with its nearest centre, higher is better; all must reach the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+
+if __package__:
+    from benchmarks import record
+else:
+    import record
+
+from siammm import VonMisesFisherMixture
+
+Array = np.ndarray
+
+
+def unit(x: Array) -> Array:
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def embeddings(n: int, d: int, seed: int) -> Array:
+    """Rows that look like a network's: 3,000 loose clusters within 48 strong directions, and noise in all others."""
+    rng = np.random.default_rng(seed)
+    basis = np.linalg.qr(rng.standard_normal((d, min(48, d))))[0]
+    centres = rng.standard_normal((3000, basis.shape[1])) @ basis.T
+    x = centres[rng.integers(3000, size=n)] + 0.6 * rng.standard_normal((n, basis.shape[1])) @ basis.T
+    return unit(x + 0.1 * rng.standard_normal((n, d))).astype(np.float32)
+
+
+def objective(x: Array, centres: Array) -> float:
+    w = torch.from_numpy(unit(centres.astype(np.float64)).astype(np.float32))
+    rows = torch.from_numpy(x).split(4096)
+    return float(torch.cat([(piece @ w.T).amax(dim=1) for piece in rows]).double().mean())
+
+
+def runners(x: Array, start: Array, threads: int) -> dict[str, Callable[[int], Array]]:
+    """What is compared: from a number of iterations to the centres after them."""
+    k = len(start)
+
+    def ours(h: int, **settings: Any) -> Callable[[int], Array]:
+        def run(iterations: int) -> Array:
+            model = VonMisesFisherMixture(k, n_neighbours=h, init=start, max_iter=iterations, tol=0.0, **settings)
+            return model.fit(x).mean_directions_
+
+        return run
+
+    def sklearn(iterations: int) -> Array:
+        return KMeans(k, init=start, n_init=1, max_iter=iterations, tol=0, algorithm="lloyd").fit(x).cluster_centers_
+
+    found: dict[str, Callable[[int], Array]] = {
+        "siammm, H = 1": ours(1),
+        "siammm, H = 5": ours(5),
+        "siammm, H = 1, float32 only": ours(1, backend="torch"),
+        "siammm, H = 5, float32 only": ours(5, backend="torch"),
+        "scikit-learn KMeans (lloyd)": sklearn,
+    }
+    try:
+        import faiss  # type: ignore[import-not-found]
+
+        faiss.omp_set_num_threads(threads)
+
+        def faiss_kmeans(iterations: int) -> Array:
+            model = faiss.Kmeans(
+                x.shape[1], k, niter=iterations, spherical=True, max_points_per_centroid=10**9, seed=0
+            )
+            model.train(x, init_centroids=start)
+            return model.centroids
+
+        found[f"faiss {faiss.__version__} Kmeans (spherical)"] = faiss_kmeans
+    except ImportError:
+        print("faiss is not here", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n", type=int, default=100_000)
+    parser.add_argument("--d", type=int, default=256)
+    parser.add_argument("--k", type=int, default=1_000)
+    parser.add_argument("--iterations", type=int, default=11)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--output", type=Path, help="folder for the result (default: benchmarks/results)")
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore", module="sklearn")  # that it has not converged is meant
+    torch.set_num_threads(args.threads)
+    x = embeddings(args.n, args.d, seed=0)
+    start = x[np.random.default_rng(1).choice(args.n, args.k, replace=False)]
+    compared = runners(x, start, args.threads)
+    times: dict[str, list[float]] = {name: [] for name in compared}
+    reached: dict[str, float] = {}
+    for repeat in range(args.repeats):
+        for name, run in compared.items():
+            clock = time.perf_counter()
+            run(1)
+            once = time.perf_counter() - clock
+            clock = time.perf_counter()
+            centres = run(args.iterations)
+            many = time.perf_counter() - clock
+            times[name].append((many - once) / (args.iterations - 1))
+            reached[name] = reached.get(name) or objective(x, centres)
+            print(repeat, name, f"{times[name][-1]:.4f}", f"{reached[name]:.5f}", flush=True)
+    median = {name: statistics.median(all_times) for name, all_times in times.items()}
+    ours = median["siammm, H = 1"]
+    rows = [
+        [name, f"{median[name]:.3f}", f"{min(times[name]):.3f} to {max(times[name]):.3f}", f"{median[name] / ours:.2f}"]
+        + [f"{reached[name]:.5f}"]
+        for name in compared
+    ]
+    body = record.table(["", "seconds an iteration (median)", "range", "relative to ours", "objective"], rows)
+    path = record.write(
+        "mixture-cpu",
+        f"One iteration on a CPU: {args.n:,} x {args.d} into {args.k:,}",
+        body,
+        seeds="0 (data), 1 (start)",
+        n=f"{args.n:,} x {args.d}, K = {args.k:,}, {args.iterations} iterations, {args.repeats} repeats, interleaved",
+        output=args.output,
+    )
+    print(path.read_text())
+
+
+if __name__ == "__main__":
+    main()
