@@ -62,7 +62,8 @@ def runners(x: Array, start: Array, threads: int) -> dict[str, Callable[[int], A
         return run
 
     def sklearn(iterations: int) -> Array:
-        return KMeans(k, init=start, n_init=1, max_iter=iterations, tol=0, algorithm="lloyd").fit(x).cluster_centers_
+        settings: dict[str, Any] = {"init": start, "n_init": 1, "max_iter": iterations, "tol": 0, "algorithm": "lloyd"}
+        return KMeans(k, **settings).fit(x).cluster_centers_
 
     found: dict[str, Callable[[int], Array]] = {
         "siammm, H = 1": ours(1),
@@ -77,11 +78,9 @@ def runners(x: Array, start: Array, threads: int) -> dict[str, Callable[[int], A
         faiss.omp_set_num_threads(threads)
 
         def faiss_kmeans(iterations: int) -> Array:
-            model = faiss.Kmeans(
-                x.shape[1], k, niter=iterations, spherical=True, max_points_per_centroid=10**9, seed=0
-            )
+            model = faiss.Kmeans(x.shape[1], k, niter=iterations, spherical=True, max_points_per_centroid=10**9, seed=0)
             model.train(x, init_centroids=start)
-            return model.centroids
+            return np.asarray(model.centroids)
 
         found[f"faiss {faiss.__version__} Kmeans (spherical)"] = faiss_kmeans
     except ImportError:

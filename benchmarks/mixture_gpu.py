@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,9 @@ def embeddings(n: int, d: int, k: int, seed: int) -> tuple[Tensor, Tensor]:
         return torch.randn(*shape, device="cuda", generator=generator)
 
     directions = normalize(noise(20_000, d), dim=1)
-    x = normalize(directions[torch.randint(20_000, (n,), device="cuda", generator=generator)] + 0.06 * noise(n, d), dim=1)
+    x = normalize(
+        directions[torch.randint(20_000, (n,), device="cuda", generator=generator)] + 0.06 * noise(n, d), dim=1
+    )
     chosen = torch.randperm(n, device="cuda", generator=generator)[:k]
     return x, normalize(x[chosen] + 0.02 * noise(k, d), dim=1)
 
@@ -67,6 +70,28 @@ def torch_topk(x: Tensor, w: Tensor, h: int, rows: int = 8192) -> None:
 def torch_max(x: Tensor, w: Tensor, rows: int = 8192) -> None:
     for start in range(0, x.shape[0], rows):
         (x[start : start + rows] @ w.T).max(dim=1)
+
+
+def peers(x: Tensor, w: Tensor, note: Callable[..., float], repeats: int) -> tuple[float, float | None]:
+    """What others take for the same: torch's 5 nearest, and the faster of flash-kmeans' two ways to the nearest."""
+    work = 2.0 * x.shape[0] * w.shape[0] * x.shape[1]
+    low_x, low_w = x.bfloat16(), w.bfloat16()
+    topk = note("torch, bf16 product and `topk(5)` in chunks", seconds(lambda: torch_topk(low_x, low_w, 5), 3), work)
+    note("torch, bf16 product and `max` in chunks", seconds(lambda: torch_max(low_x, low_w), 3), work)
+    square = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    note("a plain 8192^3 bf16 product", seconds(lambda: square @ square, 10), 2.0 * 8192**3, "the practical limit")
+    try:
+        flash: Any = import_module("flash_kmeans.assign_euclid_triton")
+    except ImportError:
+        print("flash-kmeans is not here", flush=True)
+        return topk, None
+    batch_x, batch_w = low_x[None], low_w[None]
+    squares = (batch_x.float() ** 2).sum(dim=-1)
+    euclid = seconds(lambda: flash.euclid_assign_triton(batch_x, batch_w, squares), repeats)
+    cosine = seconds(lambda: flash.cosine_assign_triton(batch_x, batch_w), repeats)
+    note("flash-kmeans, nearest, Euclidean, bf16", euclid, work)
+    note("flash-kmeans, nearest, cosine, bf16", cosine, work)
+    return topk, min(euclid, cosine)
 
 
 def equal_rows(x: Tensor, w: Tensor, index: Tensor, n: int = 100_000) -> tuple[float, float]:
@@ -132,30 +157,8 @@ def main() -> None:
         2.0 * k * k * d * 1.5,
         peak(),
     )
-    del samples, components, start, hard
 
-    low_x, low_w = x.bfloat16(), w.bfloat16()
-    topk = note("torch, bf16 product and `topk(5)` in chunks", seconds(lambda: torch_topk(low_x, low_w, 5), 3), work)
-    note("torch, bf16 product and `max` in chunks", seconds(lambda: torch_max(low_x, low_w), 3), work)
-    flash = None
-    try:
-        from flash_kmeans.assign_euclid_triton import (  # type: ignore[import-not-found]
-            cosine_assign_triton,
-            euclid_assign_triton,
-        )
-
-        batch_x, batch_w = low_x[None], low_w[None]
-        squares = (batch_x.float() ** 2).sum(dim=-1)
-        euclid = seconds(lambda: euclid_assign_triton(batch_x, batch_w, squares), args.repeats)
-        note("flash-kmeans, nearest, Euclidean, bf16", euclid, work)
-        cosine = seconds(lambda: cosine_assign_triton(batch_x, batch_w), args.repeats)
-        note("flash-kmeans, nearest, cosine, bf16", cosine, work)
-        flash = min(euclid, cosine)
-    except ImportError:
-        print("flash-kmeans is not here", flush=True)
-    square = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    note("a plain 8192^3 bf16 product", seconds(lambda: square @ square, 10), 2.0 * 8192**3, "the practical limit")
-    del low_x, low_w
+    topk, flash = peers(x, w, note, args.repeats)
 
     # A whole fit through the public interface, tensors staying on the GPU.
     torch.cuda.empty_cache()

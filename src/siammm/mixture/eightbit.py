@@ -5,29 +5,30 @@ steps. The highest few products of a row are its candidates; float32 scores thes
 beyond the reach of everything that is not a candidate, float32 searches the whole row.
 
 What is not a candidate can exceed the last candidate's product by the error of rounding. With residuals dx and dw of
-lengths |dx| and |dw|, x.w - x'.w' = dx.w + x'.dw, which for residuals that point nowhere in particular has a deviation of at
-most sqrt((|dx|^2 + |dw|^2) / D). Five of these are allowed for.
+lengths |dx| and |dw|, x.w - x'.w' = dx.w + x'.dw, which for residuals that point nowhere in particular has a deviation
+of at most sqrt((|dx|^2 + |dw|^2) / D). Five of these are allowed for.
 
 Legend:  N samples, K components, D dimensions, H neighbours, C candidates, G groups;  x samples, w components.
 """
 
 from __future__ import annotations
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 _DEVIATIONS = 5.0
 # Candidates beyond H that are scored: each costs a score, and saves a search of the rows where it settles the matter.
 _SPARE_OF_ONE = 0
-_SPARE = 1
-_SECOND_SPARE = 11
+_SPARE = 2
+_SECOND_SPARE = 9
 _ROWS = 4096
-_GROUPS = 40
-_SUBGROUPS = 5
 _LEAST = torch.iinfo(torch.int32).min
 
 _int_mm = cast(Any, getattr(torch, "_int_mm", None))
@@ -82,22 +83,24 @@ def nearest(x_ND: Tensor, w_KD: Tensor, n_neighbours: int, x_bytes: Bytes | None
     n_spare = _SPARE_OF_ONE if n_neighbours == 1 else _SPARE
     if k <= 4 * (n_neighbours + _SECOND_SPARE):  # nothing to be won
         return _searched(x_ND, w_KD, n_neighbours)
-    width = _GROUPS * _SUBGROUPS
-    w_bytes = Bytes.of(torch.nn.functional.pad(w_KD, (0, 0, 0, -k % width)), common_step=True)
+    # As many numbers to look at in the groups' maxima as then within the best groups.
+    n_groups = 8 * math.ceil(math.sqrt((n_neighbours + n_spare + 1) * k) / 8)
+    w_bytes = Bytes.of(functional.pad(w_KD, (0, 0, 0, -k % n_groups)), common_step=True)
     score_NH = x_ND.new_empty(n, n_neighbours)
     index_NH = torch.empty(n, n_neighbours, dtype=torch.int64)
+    buffer = torch.empty(min(n, _ROWS), w_bytes.code_ND.shape[0], dtype=torch.int32)
     for start in range(0, n, _ROWS):
         piece = slice(start, start + _ROWS)
         x = x_ND[piece]
         low = Bytes.of(x) if x_bytes is None else x_bytes[piece]
-        product_NK = _int_mm(low.code_ND, w_bytes.code_ND.T)
+        product_NK = _int_mm(low.code_ND, w_bytes.code_ND.T, out=buffer[: x.shape[0]])
         product_NK[:, k:] = _LEAST
-        score, index, doubtful = _decided(x, w_KD, low, w_bytes, product_NK, n_neighbours, n_spare)
+        score, index, doubtful = _decided(x, w_KD, low, w_bytes, product_NK, n_groups, n_neighbours, n_spare)
         if doubtful.numel():
             # Ever fewer rows: more candidates first, then the whole row.
             few, bytes_few = x[doubtful], low.without_codes(doubtful)
             score_few, index_few, left = _decided(
-                few, w_KD, bytes_few, w_bytes, product_NK[doubtful], n_neighbours, _SECOND_SPARE
+                few, w_KD, bytes_few, w_bytes, product_NK[doubtful], n_groups, n_neighbours, _SECOND_SPARE
             )
             if left.numel():
                 score_few[left], index_few[left] = _searched(few[left], w_KD, n_neighbours)
@@ -107,10 +110,17 @@ def nearest(x_ND: Tensor, w_KD: Tensor, n_neighbours: int, x_bytes: Bytes | None
 
 
 def _decided(
-    x_ND: Tensor, w_KD: Tensor, x: Bytes, w: Bytes, product_NK: Tensor, n_neighbours: int, n_spare: int
+    x_ND: Tensor,
+    w_KD: Tensor,
+    x: Bytes,
+    w: Bytes,
+    product_NK: Tensor,
+    n_groups: int,
+    n_neighbours: int,
+    n_spare: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Score the candidates; also the rows in which something that was not scored might still be among the H nearest."""
-    product_NC, candidate_NC = _top(product_NK, n_neighbours + n_spare + 1)
+    product_NC, candidate_NC = _top(product_NK, n_neighbours + n_spare + 1, n_groups)
     scored_NC = candidate_NC[:, :-1]
     score_NC = _scores(x_ND, w_KD, scored_NC)
     if score_NC.shape[1] > 1:
@@ -127,40 +137,35 @@ def _searched(x_ND: Tensor, w_KD: Tensor, n_neighbours: int) -> tuple[Tensor, Te
     return top.values, top.indices
 
 
-def _top(product_NK: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _top(product_NK: Tensor, count: int, n_groups: int) -> tuple[Tensor, Tensor]:
     """The highest products of each row and their columns, highest first.
 
-    Columns stand in groups of subgroups. The highest ``count`` products lie in the ``count`` subgroups with the highest
-    maxima, and these in the ``count`` groups with the highest maxima: a top-k of a few short rows in place of a long one.
+    Column k is in group k mod G. The highest ``count`` products lie in the ``count`` groups with the highest maxima, so
+    two short rows are searched in place of a long one.
     """
     n, k = product_NK.shape
-    each = k // (_GROUPS * _SUBGROUPS)
-    member = product_NK.view(n, each, _SUBGROUPS * _GROUPS)
-    subgroup = member.amax(dim=1)
-    group = subgroup.view(n, _SUBGROUPS, _GROUPS).amax(dim=1)
+    member = product_NK.view(n, k // n_groups, n_groups)
     if count == 2:
-        return _top_two(member, subgroup)
-    best_group = group.topk(count, dim=1).indices
-    step = torch.arange(_SUBGROUPS)[None, :, None] * _GROUPS
-    in_groups = (best_group[:, None, :] + step).reshape(n, -1)
-    best_subgroup = in_groups.gather(1, subgroup.gather(1, in_groups).topk(count, dim=1).indices)
-    step = torch.arange(each)[None, :, None] * (_SUBGROUPS * _GROUPS)
-    column = (best_subgroup[:, None, :] + step).reshape(n, -1)
-    top = product_NK.gather(1, column).topk(count, dim=1)
-    return top.values, column.gather(1, top.indices)
+        return _top_two(member)
+    best_group = member.amax(dim=1).topk(min(count, n_groups), dim=1, sorted=False).indices
+    few = member.gather(2, best_group[:, None, :].expand(n, k // n_groups, best_group.shape[1])).view(n, -1)
+    top = few.topk(count, dim=1)
+    width = best_group.shape[1]
+    column = top.indices // width * n_groups + best_group.gather(1, top.indices % width)
+    return top.values, column
 
 
-def _top_two(member: Tensor, subgroup: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for two, by maxima alone."""
+def _top_two(member: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for two, by maxima alone; of the second only the product is right, which is all that is asked of it."""
     n, each, width = member.shape
-    best, where = subgroup.max(dim=1, keepdim=True)
+    group = member.amax(dim=1)
+    best, where = group.max(dim=1, keepdim=True)
     rivals = member.gather(2, where[:, None, :].expand(n, each, 1))[:, :, 0]
     row = rivals.argmax(dim=1, keepdim=True)
-    second = torch.maximum(
-        subgroup.scatter(1, where, _LEAST).amax(dim=1, keepdim=True), rivals.scatter(1, row, _LEAST).amax(dim=1, keepdim=True)
-    )
+    elsewhere = group.scatter_(1, where, _LEAST).amax(dim=1, keepdim=True)
+    beside = rivals.scatter_(1, row, _LEAST).amax(dim=1, keepdim=True)
     column = row * width + where
-    return torch.cat([best, second], dim=1), column.expand(n, 2)  # the second is needed for its product alone
+    return torch.cat([best, torch.maximum(elsewhere, beside)], dim=1), column.expand(n, 2)
 
 
 def _scores(x_ND: Tensor, w_KD: Tensor, index_NC: Tensor) -> Tensor:
@@ -173,6 +178,6 @@ def _scores(x_ND: Tensor, w_KD: Tensor, index_NC: Tensor) -> Tensor:
             bounds, index_NC.reshape(-1), x_ND.new_zeros(n * c), (n, w_KD.shape[0]), check_invariants=False
         )
         try:
-            return torch.sparse.sampled_addmm(mask, x_ND, w_KD.T, beta=0.0).values().view(n, c)
+            return cast(Tensor, torch.sparse.sampled_addmm(mask, x_ND, w_KD.T, beta=0.0)).values().view(n, c)
         except RuntimeError:  # a torch without MKL
             return torch.stack([(w_KD[index_NC[:, i]] * x_ND).sum(dim=1) for i in range(c)], dim=1)

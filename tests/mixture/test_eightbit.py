@@ -1,0 +1,91 @@
+"""Bytes propose, float32 decides: the answer must be float32's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from siammm.mixture import eightbit, neighbours
+from siammm.mixture.eightbit import Bytes
+
+pytestmark = pytest.mark.skipif(eightbit._int_mm is None, reason="this torch does not multiply bytes")
+
+
+def rows(n: int, d: int, seed: int, *, rank: int | None = None) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if rank is None:
+        return normalize(torch.randn(n, d, generator=generator), dim=1)
+    return normalize(torch.randn(n, rank, generator=generator) @ torch.randn(rank, d, generator=generator), dim=1)
+
+
+@pytest.mark.parametrize("n_neighbours", [1, 2, 5, 12])
+@pytest.mark.parametrize(("k", "d"), [(100, 64), (257, 96), (1000, 65), (3001, 128)])
+def test_equals_a_full_sort(k: int, d: int, n_neighbours: int) -> None:
+    x, w = rows(5000, d, 0, rank=12), rows(k, d, 1, rank=12)
+    score, index = eightbit.nearest(x, w, n_neighbours)
+    expected = (x @ w.T).topk(n_neighbours, dim=1)
+    torch.testing.assert_close(score, expected.values, rtol=0, atol=1e-6)
+    # Only what float32 itself cannot tell apart may differ.
+    differs = (index != expected.indices).any(dim=1)
+    assert differs.float().mean() < 1e-3
+
+
+def test_rows_that_bytes_cannot_tell_apart_are_searched_in_full() -> None:
+    """Components in tight bunches of twenty, more than the second round of candidates holds."""
+    bunches = rows(30, 64, 2)
+    noise = torch.randn(600, 64, generator=torch.Generator().manual_seed(3))
+    w = normalize(bunches.repeat_interleave(20, dim=0) + 1e-4 * noise, dim=1)
+    x = normalize(bunches.repeat(50, 1) + 0.05 * rows(1500, 64, 4), dim=1)
+    score, _ = eightbit.nearest(x, w, 3)
+    torch.testing.assert_close(score, (x @ w.T).topk(3, dim=1).values, rtol=0, atol=1e-6)
+
+
+def test_rounded_rows_may_be_kept() -> None:
+    x, w = rows(900, 64, 5), rows(300, 64, 6)
+    kept = Bytes.of(x)
+    for h in (1, 4):
+        assert torch.equal(eightbit.nearest(x, w, h)[1], eightbit.nearest(x, w, h, kept)[1])
+
+
+def test_rounding_leaves_the_residual_it_says() -> None:
+    x = rows(50, 64, 7)
+    for common in (False, True):
+        low = Bytes.of(x, common_step=common)
+        again = low.code_ND.float() * low.step_N[:, None]
+        torch.testing.assert_close((x - again).norm(dim=1), low.residual_N, rtol=1e-4, atol=1e-7)
+        assert ((x - again).abs() <= low.step_N[:, None] * 0.501).all()
+
+
+def test_zero_rows_and_copies_are_harmless() -> None:
+    x, w = rows(500, 64, 8), rows(300, 64, 9)
+    x[3] = 0
+    w[10:20] = w[10]
+    score, index = eightbit.nearest(x, w, 5)
+    assert torch.isfinite(score).all()
+    assert (index >= 0).all()
+    assert (index < 300).all()
+    torch.testing.assert_close(score, (x @ w.T).topk(5, dim=1).values, rtol=0, atol=1e-6)
+
+
+def test_chosen_on_cpus_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"d": 256, "k": 1000, "n_neighbours": 5}
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(eightbit, "available", lambda: True)
+    assert neighbours.choose_backend("auto", cpu, torch.float32, **sizes) == "low-precision"
+    assert neighbours.choose_backend("auto", cpu, torch.float64, **sizes) == "torch"
+    monkeypatch.setattr(eightbit, "available", lambda: False)
+    assert neighbours.choose_backend("auto", cpu, torch.float32, **sizes) == "torch"
+
+
+def test_scores_without_sparse_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch has no MKL, scores are gathered."""
+
+    def missing(*_: object, **__: object) -> None:
+        raise RuntimeError("sampled_addmm needs MKL")
+
+    x, w = rows(40, 64, 10), rows(30, 64, 11)
+    index = torch.arange(40)[:, None] % 30 + torch.zeros(1, 3, dtype=torch.int64)
+    direct = eightbit._scores(x, w, index)
+    monkeypatch.setattr(torch.sparse, "sampled_addmm", missing)
+    torch.testing.assert_close(eightbit._scores(x, w, index), direct)
