@@ -2,9 +2,9 @@
 
     make bench        or, for sizes of your own,        python benchmarks/mixture_cpu.py --n 100000 --d 256 --k 1000
 
-All start from the same centres and run the same number of iterations. The time of an iteration is that of a run with many
-less that of a run with one, over the difference, so that what happens once does not count. The objective is the mean
-cosine of a row with its nearest centre, higher is better; all must reach the same.
+All start from the same centres and run the same number of iterations. The time of an iteration is that of a run with
+many less that of a run with one, over the difference, so that what happens once does not count. The objective is the
+mean cosine of a row with its nearest centre, higher is better; all must reach the same.
 """
 
 from __future__ import annotations
@@ -119,8 +119,13 @@ def main() -> None:
     median = {name: statistics.median(all_times) for name, all_times in times.items()}
     ours = median["siammm, H = 1"]
     rows = [
-        [name, f"{median[name]:.3f}", f"{min(times[name]):.3f} to {max(times[name]):.3f}", f"{median[name] / ours:.2f}"]
-        + [f"{reached[name]:.5f}"]
+        [
+            name,
+            f"{median[name]:.3f}",
+            f"{min(times[name]):.3f} to {max(times[name]):.3f}",
+            f"{median[name] / ours:.2f}",
+            f"{reached[name]:.5f}",
+        ]
         for name in compared
     ]
     body = record.table(["", "seconds an iteration (median)", "range", "relative to ours", "objective"], rows)

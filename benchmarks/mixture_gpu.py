@@ -2,7 +2,8 @@
 
     PYTHONPATH=src python benchmarks/mixture_gpu.py
 
-flash-kmeans is measured beside it where it can be imported (``pip install --no-deps --target carry/site flash-kmeans``).
+flash-kmeans is measured beside it where it can be imported
+(``pip install --no-deps --target carry/site flash-kmeans``).
 Each figure is the median of ``--repeats`` runs after one that is not counted, by CUDA events.
 """
 
