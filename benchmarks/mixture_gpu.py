@@ -95,6 +95,34 @@ def peers(x: Tensor, w: Tensor, note: Callable[..., float], repeats: int) -> tup
     return topk, min(euclid, cosine)
 
 
+def iteration_and_pairs(
+    x: Tensor, w: Tensor, note: Callable[..., float], peak: Callable[[], str], repeats: int
+) -> None:
+    """One EM iteration with concentrations, and the statistics of all pairs of centres."""
+    n, d, k = x.shape[0], x.shape[1], w.shape[0]
+    samples = Samples(x, device=x.device, unit=True)
+    start = VonMisesFisherComponents.started(w, ConcentrationSettings())
+    hard = em.e_step(samples, start, Assignment(n_neighbours=1))
+    components = start.estimated(hard.count_K, hard.mean_KF)
+    assignment = Assignment()
+
+    def iteration() -> None:
+        statistics = em.e_step(samples, components, assignment)
+        components.estimated(statistics.count_K, statistics.mean_KF)
+
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    note("**siammm, EM iteration with concentrations, H = 5**", seconds(iteration, repeats), 2.0 * n * k * d, peak())
+    centre = components.centre_KD
+    torch.cuda.reset_peak_memory_stats()
+    note(
+        "**siammm, all pairs: mean, deviation, nearest neighbours**",
+        seconds(lambda: merge.pair_statistics(centre, unit=True), repeats),
+        2.0 * k * k * d * 1.5,
+        peak(),
+    )
+
+
 def equal_rows(x: Tensor, w: Tensor, index: Tensor, n: int = 100_000) -> tuple[float, float]:
     """Over the first rows: the share whose H nearest are those of float32, as sets and in order."""
     h = index.shape[1]
@@ -137,28 +165,7 @@ def main() -> None:
     note("siammm, nearest", seconds(lambda: kernels.nearest(x, w, None, 1), args.repeats), work)
     same_set, same_order = equal_rows(x, w, kernels.nearest(x, w, None, 5)[1])
 
-    samples = Samples(x, device=x.device, unit=True)
-    start = VonMisesFisherComponents.started(w, ConcentrationSettings())
-    hard = em.e_step(samples, start, Assignment(n_neighbours=1))
-    components = start.estimated(hard.count_K, hard.mean_KF)
-    assignment = Assignment()
-
-    def iteration() -> None:
-        statistics = em.e_step(samples, components, assignment)
-        components.estimated(statistics.count_K, statistics.mean_KF)
-
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    note("**siammm, EM iteration with concentrations, H = 5**", seconds(iteration, args.repeats), work, peak())
-    centre = components.centre_KD
-    torch.cuda.reset_peak_memory_stats()
-    note(
-        "**siammm, all pairs: mean, deviation, nearest neighbours**",
-        seconds(lambda: merge.pair_statistics(centre, unit=True), args.repeats),
-        2.0 * k * k * d * 1.5,
-        peak(),
-    )
-
+    iteration_and_pairs(x, w, note, peak, args.repeats)
     topk, flash = peers(x, w, note, args.repeats)
 
     # A whole fit through the public interface, tensors staying on the GPU.
