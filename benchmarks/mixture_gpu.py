@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,9 @@ def embeddings(n: int, d: int, k: int, seed: int) -> tuple[Tensor, Tensor]:
     return x, normalize(x[chosen] + 0.02 * noise(k, d), dim=1)
 
 
-def seconds(work: Callable[[], Any], repeats: int) -> float:
-    work()
+def seconds(work: Callable[[], Any], repeats: int, *, warm: bool = True) -> float:
+    if warm:
+        work()
     torch.cuda.synchronize()
     times = []
     for _ in range(repeats):
@@ -121,6 +123,20 @@ def iteration_and_pairs(
         2.0 * k * k * d * 1.5,
         peak(),
     )
+
+    for rule in ("paper", "auto"):
+        settings = merge.MergeSettings(rule=rule)
+        torch.cuda.reset_peak_memory_stats()
+        note(
+            f'siammm, one round of `merge="{rule}"`',
+            seconds(
+                partial(merge.merge_round, samples, components, assignment, settings, merge.MergeHistory(k)),
+                1,
+                warm=False,
+            ),
+            None,
+            peak(),
+        )
 
 
 def equal_rows(x: Tensor, w: Tensor, index: Tensor, n: int = 100_000) -> tuple[float, float]:

@@ -695,3 +695,12 @@ def test_rows_without_direction_leave_every_component_with_one(rule: Any, init: 
         mixture = VonMisesFisherMixture(25, merge=rule, init=init, random_state=0).fit(X)
     np.testing.assert_allclose(np.linalg.norm(mixture.mean_directions_, axis=1), 1)
     assert np.isfinite(mixture.lower_bound_)
+
+
+def test_a_tree_of_many_centres_is_whole_without_the_table_of_all_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+    centres = torch.randn(300, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    monkeypatch.setattr(merge, "_LINKAGE_LIMIT", 40)
+    tree = merge.MergeHistory(300).finished(centres).linkage
+    assert hierarchy.is_valid_linkage(tree)
+    assert hierarchy.is_monotonic(tree)
+    assert len(set(hierarchy.fcluster(tree, 7, criterion="maxclust"))) == 7

@@ -31,6 +31,8 @@ MERGE_RULES: tuple[MergeRule, ...] = ("paper", "auto")
 
 # E and M steps before each round, as in the measurements of the paper's pace.
 _STEPS_PER_ROUND = 3
+# Beyond so many centres a table of all their distances is too large.
+_LINKAGE_LIMIT = 8192
 # At most so many times is every component offered a split.
 _SPLIT_CYCLES = 4
 
@@ -316,17 +318,27 @@ class MergeHistory:
 
 
 def _remaining_merges(centre_KD: Tensor) -> list[tuple[int, int, float]]:
-    """Average linkage of the centres that are left, as (kept, absorbed, height)."""
-    k = centre_KD.shape[0]
-    if k < 2:
-        return []
+    """How the centres that are left would join, as (kept, absorbed, height): average linkage.
+
+    Its table of all distances is too large for many centres; these first join as mutual nearest neighbours.
+    """
+    merges: list[tuple[int, int, float]] = []
+    number_K = torch.arange(centre_KD.shape[0], device=centre_KD.device)
+    while centre_KD.shape[0] > _LINKAGE_LIMIT:
+        pair_P2, distance_P = mutual_pairs(*nearest_others(centre_KD, unit=False))
+        kept, absorbed = pair_P2.T
+        merges += zip(number_K[kept].tolist(), number_K[absorbed].tolist(), distance_P.tolist(), strict=True)
+        centre_KD = centre_KD.index_copy(0, kept, (centre_KD[kept] + centre_KD[absorbed]) / 2)
+        left = torch.ones_like(number_K, dtype=torch.bool).index_fill_(0, absorbed, False)
+        centre_KD, number_K = centre_KD[left], number_K[left]
+    if centre_KD.shape[0] < 2:
+        return merges
     from scipy.cluster.hierarchy import linkage
 
     tree: np.ndarray[Any, Any] = linkage(centre_KD.double().cpu().numpy(), method="average")
-    representative = {i: i for i in range(k)}
-    merges: list[tuple[int, int, float]] = []
+    representative = dict(enumerate(number_K.tolist()))
     for step, (a, b, height, _) in enumerate(tree.tolist()):
         i, j = representative[int(a)], representative[int(b)]
-        representative[k + step] = i
+        representative[len(number_K) + step] = i
         merges.append((i, j, float(height)))
     return merges
