@@ -15,7 +15,7 @@ k-means cuts a single cloud of points in two as readily as it separates two clou
   (Delta / s = sqrt 12), a bell cut in half less, two separate bells more. The pair is *kept apart* if
   n (gain - MARGIN) > NATS.
 - **The component.** A *stray* is a member that is nearer to its second component than to its own, once left out of it.
-  A component *stands alone* if (strays + 1) / n <= STRAYS. Scattered outliers and noise never do, nor does anything
+  A component *stands alone* if (strays + 1) / n <= STRAYS. Scattered outliers and noise seldom do, nor does anything
   with fewer than 1 / STRAYS samples.
 
 Every component proposes to merge with the one of its nearest it gains least from; the proposal is taken if the pair is

@@ -1,6 +1,6 @@
 """The von Mises-Fisher distribution on the unit sphere: density, concentration, samples.
 
-Everything here is float64 and accurate to a few units in the last place for d from 2 to many thousands and kappa from 0
+Everything here is float64, log c_d within 1e-13 of its value for d from 2 to many thousands and kappa from 0
 to 1e6 and beyond; nothing overflows or underflows, because no Bessel function is ever formed, only the logarithm
 
     g_nu(x) = log( Gamma(nu + 1) (2 / x)^nu I_nu(x) ),        g_nu(0) = 0,
