@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -289,7 +288,7 @@ def families_table(families: dict[str, Family], seeds: int, *, digits: bool) -> 
 
 
 def pace_table() -> str:
-    """From 4,000 components on 80,000 samples of 20, 100 and 200, as in the measurement that the reading was chosen by."""
+    """From 4,000 components on 80,000 samples of 20, 100 and 200, as where the reading of Eq. 11 was chosen."""
     marks = (0, 1, 2, 3, 5, 10, 15, 20, 30, 40, 60, 80)
     rows = []
     for k in (20, 100, 200):
