@@ -1,0 +1,408 @@
+"""What all mixtures share as scikit-learn estimators: fitting, predicting, saving and checking; not the components.
+
+numpy in, numpy out; tensors in, tensors out, on their device. A fit ends with an E step, so ``fit(X).labels_`` and
+``predict(X)`` are the same.
+"""
+
+from __future__ import annotations
+
+# torch, scipy and scikit-learn are only partly typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+import scipy.sparse
+import torch
+from sklearn.base import BaseEstimator, DensityMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from siammm.errors import InputError
+from siammm.mixture import em, merge, neighbours, ranks, seeding, storage
+from siammm.mixture.checks import check_at_least, check_number, check_one_of, check_positive, not_one_of
+from siammm.mixture.components import Components
+from siammm.mixture.em import Assignment, AssignmentRule
+from siammm.mixture.merge import MergeRule, Merges
+from siammm.mixture.neighbours import Backend
+from siammm.mixture.progress import FitProgress
+from siammm.mixture.samples import Samples
+
+Matrix = Any
+"""An array, a memory-mapped array, a data frame, or a tensor."""
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """One finished run of EM."""
+
+    components: Components
+    merges: Merges | None
+    log_likelihoods: list[float]
+    converged: bool
+
+
+class Mixture(DensityMixin, BaseEstimator):
+    """What both mixtures share: everything but the components themselves."""
+
+    n_components: int
+    n_neighbours: int
+    temperature: float
+    assignment: AssignmentRule
+    size_weighting: bool
+    merge: MergeRule | None
+    merge_threshold: float
+    merge_floor: int
+    merge_share: float
+    init: Any
+    n_init: int
+    max_iter: int
+    tol: float
+    warm_start: bool
+    device: str
+    backend: Backend
+    random_state: Any
+    progress: bool
+
+    # What a fit finds; the subclasses add the parameters of their components.
+    weights_: Any
+    labels_: Any
+    n_components_: int
+    n_iter_: int
+    converged_: bool
+    lower_bound_: float
+    lower_bounds_: list[float]
+    merges_: Merges | None
+    n_features_in_: int
+
+    _unit: bool
+
+    # -- the parts that differ ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _started(self, centre_KD: Tensor, samples: Samples) -> Components:
+        """Components at these centres before the first step."""
+
+    @abstractmethod
+    def _components(self, device: torch.device) -> Components:
+        """The fitted components."""
+
+    @abstractmethod
+    def _publish(self, components: Components, like: Matrix) -> None:
+        """Set the fitted attributes that describe the components."""
+
+    @abstractmethod
+    def _check_own_parameters(self) -> None:
+        """Refuse parameters that only this kind has."""
+
+    def _prepare(self, samples: Samples, *, reset: bool) -> None:
+        """Bring the samples into the form the components are written in."""
+
+    def _prepare_centres(self, centres: Samples) -> None:
+        """Bring centres that the user gave for a fit into the same form."""
+
+    def _carried_over(self, previous: Mixture, device: torch.device) -> Components:
+        """The components of a fitted mixture in the form of the samples of this fit."""
+        return previous._components(device)
+
+    # -- fitting ----------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Matrix, y: object = None, *, init: object = None) -> Self:
+        """Fit the mixture to the rows of X.
+
+        Parameters
+        ----------
+        X : array, memory-mapped array, data frame or tensor of shape (n_samples, n_features)
+            Under ``torch.distributed`` each rank passes its own rows.
+        y : ignored
+        init : fitted mixture or array of shape (n_components, n_features), optional
+            Where to start, in place of the ``init`` given to the constructor: the components of the last epoch, say.
+
+        Returns
+        -------
+        self
+        """
+        device = self._compute_device(X)
+        with ranks.refused_together(device):
+            self._check_parameters()
+            samples = Samples(self._validated(X, reset=True), device=device, unit=self._unit)
+        samples.join_ranks()
+        self._prepare(samples, reset=True)
+        seed = ranks.agreed(int(check_random_state(self.random_state).randint(2**31 - 1)), device)
+        generator = torch.Generator().manual_seed(seed)
+        best: _Fit | None = None
+        with FitProgress(enabled=self.progress and ranks.rank() == 0) as progress:
+            for restart in range(self.n_init):
+                progress.start_run(restart, self.n_init)
+                run = self._fit_once(samples, self._start(samples, init, generator), generator, progress)
+                if best is None or run.log_likelihoods[-1] > best.log_likelihoods[-1]:
+                    best = run
+        assert best is not None
+        self._publish(best.components, X)
+        self.n_components_ = int(best.components.weight_K.shape[0])
+        self.merges_ = best.merges
+        self.lower_bounds_ = best.log_likelihoods
+        self.n_iter_, self.converged_ = len(best.log_likelihoods), best.converged
+        index_NH, _ = em.assignments(samples, best.components, self._assignment())
+        final = em.e_step(samples, best.components, self._assignment())
+        self.lower_bound_ = final.log_likelihood
+        self.labels_ = in_the_form_of(index_NH[:, 0], X)
+        return self
+
+    def fit_predict(self, X: Matrix, y: object = None) -> Any:
+        """Fit, and return the component of each row."""
+        return self.fit(X).labels_
+
+    def _fit_once(
+        self, samples: Samples, components: Components, generator: torch.Generator, progress: FitProgress
+    ) -> _Fit:
+        assignment = self._assignment()
+        merges = None
+        if self.merge is not None:
+            components, history = merge.merged(
+                samples,
+                components,
+                assignment,
+                merge.MergeSettings(
+                    rule=self.merge,
+                    threshold=self.merge_threshold,
+                    floor=self.merge_floor,
+                    share=self.merge_share,
+                    unit=self._unit,
+                ),
+                on_round=progress.merged,
+            )
+            merges = history.finished(components.centre_KD)
+        components, log_likelihoods, converged = em.maximise(
+            samples,
+            components,
+            assignment,
+            max_iter=self.max_iter,
+            tol=self.tol,
+            generator=generator,
+            on_step=lambda step, value: progress.stepped(step, self.max_iter, value),
+        )
+        return _Fit(em.calibrated(samples, components, assignment), merges, log_likelihoods, converged)
+
+    def _start(self, samples: Samples, init: object, generator: torch.Generator) -> Components:
+        """The components before the first E step of the paper's loop, which one hard assignment has given a spread."""
+        if init is None and self.warm_start and hasattr(self, "n_components_"):
+            return self._carried_over(self, samples.parameter_device)
+        init = self.init if init is None else init
+        if isinstance(init, Mixture):
+            if type(init) is not type(self):
+                raise InputError(
+                    f"init is a {type(init).__name__}, but this is a {type(self).__name__}; pass its own kind."
+                )
+            check_is_fitted(init)
+            return self._carried_over(init, samples.parameter_device)
+        if isinstance(init, str):
+            k = self.n_components
+            if k > samples.n_total:
+                raise InputError(
+                    f"n_components={k} is more than n_samples={samples.n_total}; "
+                    f"a mixture needs at least one sample for each component: lower n_components."
+                )
+            if init not in seeding.INITS:
+                raise not_one_of("init", init, (*seeding.INITS, "an array", "a fitted mixture"))
+            # Merging wants many small components; joining seeds beforehand would do its work in its place.
+            centre_KD = seeding.seeds(samples, k, init, generator, overseed=self.merge is None)
+        else:
+            centre_KD = self._given_centres(init, samples)
+        components = self._started(centre_KD.to(samples.parameter_device), samples)
+        return merge.restarted(samples, components, centre_KD.to(samples.parameter_device), self._assignment())
+
+    def _given_centres(self, init: object, samples: Samples) -> Tensor:
+        """Centres the user brought, in the form the components are written in."""
+        try:
+            centre_KD = torch.as_tensor(cast(Any, init), dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise not_one_of("init", init, (*seeding.INITS, "an array", "a fitted mixture")) from error
+        if centre_KD.ndim != 2 or centre_KD.shape[1] != samples.n_columns or not centre_KD.shape[0]:
+            raise InputError(
+                f"init has shape {tuple(centre_KD.shape)}, but the centres of components for X need "
+                f"(n_components, {samples.n_columns})."
+            )
+        centres = Samples(centre_KD, device=samples.parameter_device, unit=self._unit, name="init")
+        self._prepare_centres(centres)
+        return centres.rows()
+
+    # -- using what was fitted ----------------------------------------------------------------------------------------
+
+    def predict(self, X: Matrix) -> Any:
+        """The component each row belongs to, shape (n_samples,)."""
+        samples, components = self._ready(X)
+        index_NH, _ = em.assignments(samples, components, self._assignment())
+        return in_the_form_of(index_NH[:, 0], X)
+
+    def predict_proba(self, X: Matrix) -> Any:
+        """The share of each row that each component has: sparse, ``n_neighbours`` entries a row, which sum to 1.
+
+        A ``scipy.sparse.csr_matrix`` of shape (n_samples, n_components_), or a sparse tensor for tensors. Under
+        ``assignment="posterior"`` the entries are the largest of the posterior, and sum to what these hold of it.
+        """
+        samples, components = self._ready(X)
+        index_NH, weight_NH = em.assignments(samples, components, self._assignment())
+        n, h = index_NH.shape
+        shape = (n, components.weight_K.shape[0])
+        if isinstance(X, Tensor):
+            row = torch.arange(n, device=index_NH.device).repeat_interleave(h)
+            coordinates = torch.stack([row, index_NH.reshape(-1)])
+            return torch.sparse_coo_tensor(coordinates, weight_NH.reshape(-1), shape, check_invariants=False).to(
+                X.device
+            )
+        data, indices = weight_NH.cpu().numpy().reshape(-1), index_NH.cpu().numpy().reshape(-1)
+        table = scipy.sparse.csr_matrix((data, indices, np.arange(0, n * h + 1, h)), shape=shape)
+        table.sort_indices()
+        return table
+
+    def score_samples(self, X: Matrix) -> Any:
+        """The log density of each row under the whole mixture, shape (n_samples,)."""
+        samples, components = self._ready(X)
+        return in_the_form_of(em.log_likelihoods(samples, components), X)
+
+    def score(self, X: Matrix, y: object = None) -> float:  # pyright: ignore[reportIncompatibleMethodOverride] - None there
+        """The mean log density of the rows; under ``torch.distributed``, of this rank's."""
+        return float(self.score_samples(X).mean())
+
+    def bic(self, X: Matrix) -> float:
+        """The Bayesian information criterion on X; lower is better."""
+        n = int(X.shape[0])
+        return -2 * self.score(X) * n + self._n_parameters() * float(np.log(n))
+
+    def aic(self, X: Matrix) -> float:
+        """Akaike's information criterion on X; lower is better."""
+        return -2 * self.score(X) * int(X.shape[0]) + 2 * self._n_parameters()
+
+    def sample(self, n_samples: int = 1) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Draw from the mixture: rows of shape (n_samples, n_features), and the component each came from."""
+        check_is_fitted(self)
+        if n_samples < 1:
+            raise InputError(f"n_samples is {n_samples}, but a draw needs at least 1.")
+        random = check_random_state(self.random_state)
+        generator = torch.Generator().manual_seed(int(random.randint(2**31 - 1)))
+        components = self._components(torch.device("cpu"))
+        labels = torch.multinomial(components.weight_K, n_samples, replacement=True, generator=generator).sort().values
+        rows = [
+            self._draw(components, int(k), int(count), generator)
+            for k, count in zip(*labels.unique(return_counts=True), strict=True)
+        ]
+        return torch.cat(rows).numpy(), labels.numpy()
+
+    @abstractmethod
+    def _draw(self, components: Any, k: int, count: int, generator: torch.Generator) -> Tensor:
+        """Samples of one component."""
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted mixture to one ``.safetensors`` file, its settings as JSON in the header; no pickle."""
+        check_is_fitted(self)
+        storage.save(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a mixture that ``save`` wrote."""
+        return storage.load(cls, Path(path))
+
+    # -- checks -----------------------------------------------------------------------------------------------------
+
+    def _ready(self, X: Matrix) -> tuple[Samples, Components]:
+        check_is_fitted(self)
+        samples = Samples(self._validated(X, reset=False), device=self._compute_device(X), unit=self._unit)
+        self._prepare(samples, reset=False)
+        return samples, self._components(samples.parameter_device)
+
+    def _assignment(self) -> Assignment:
+        return Assignment(
+            rule=self.assignment,
+            n_neighbours=self.n_neighbours,
+            temperature=self.temperature,
+            size_weighting=self.size_weighting,
+            backend=self.backend,
+        )
+
+    def _n_parameters(self) -> int:
+        check_is_fitted(self)
+        return self._components(torch.device("cpu")).n_parameters()
+
+    def _compute_device(self, X: Matrix) -> torch.device:
+        """Tensors stay where they are; arrays go to the device asked for, or to the GPU if there is one."""
+        if isinstance(X, Tensor) and self.device == "auto":
+            return X.device
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"device={self.device!r} cannot be used here; use 'auto' or 'cpu'.") from error
+        return device
+
+    def _validated(self, X: Matrix, *, reset: bool) -> Matrix:
+        least = 2 if self._unit else 1
+        least_rows = 0 if ranks.active() else 1  # a rank may have no rows, as long as another has some
+        if not isinstance(X, Tensor):
+            try:
+                return validate_data(
+                    self,
+                    X,
+                    reset=reset,
+                    dtype=[np.float32, np.float64],
+                    ensure_all_finite=False,  # Samples looks, in the same pass that normalises, and names the row
+                    ensure_min_samples=least_rows,
+                    ensure_min_features=least if reset else 1,
+                )
+            except ValueError as error:
+                raise InputError(str(error)) from error
+        if X.ndim != 2 or X.shape[0] < least_rows or X.shape[1] < least:
+            raise InputError(
+                f"X has shape {tuple(X.shape)}, but a mixture needs (n_samples, n_features) "
+                f"with at least 1 sample and {least} feature{'s' if least > 1 else ''}."
+            )
+        if X.is_complex() or X.dtype == torch.bool:
+            raise InputError(
+                f"X is a tensor of {X.dtype}, but embeddings are real numbers; pass a floating-point tensor."
+            )
+        if reset:
+            self.n_features_in_ = int(X.shape[1])
+        elif X.shape[1] != self.n_features_in_:
+            raise InputError(
+                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} features "
+                f"as input."
+            )
+        return X
+
+    def _check_parameters(self) -> None:
+        for name in ("n_components", "n_neighbours", "n_init", "max_iter", "merge_floor"):
+            check_at_least(name, getattr(self, name), 1)
+        check_positive("temperature", self.temperature)
+        check_number("tol", self.tol, lambda value: value >= 0, "it must be 0 or more")
+        check_number("merge_threshold", self.merge_threshold, lambda value: value == value, "it must be a number")
+        check_number(
+            "merge_share",
+            self.merge_share,
+            lambda value: 0 < value <= 1,
+            "it is a share of the components: above 0, at most 1",
+        )
+        check_one_of("assignment", self.assignment, em.ASSIGNMENT_RULES)
+        check_one_of("backend", self.backend, neighbours.BACKENDS)
+        if self.merge is not None:
+            check_one_of("merge", self.merge, (*merge.MERGE_RULES, None))
+        self._check_own_parameters()
+
+
+def as_parameter(value: Any, device: torch.device) -> Tensor:
+    """A fitted attribute as the components want it."""
+    return torch.as_tensor(value, dtype=torch.float64).to(device)
+
+
+def in_the_form_of(value: Tensor, X: Matrix) -> Any:
+    """A result in the form the user works in: a tensor on X's device, or an array."""
+    if isinstance(X, Tensor):
+        return value.contiguous().to(X.device)
+    # A copy: an array that shares torch's memory may be a column that keeps a larger table alive, and is not numpy's
+    # own.
+    return np.array(value.cpu().numpy())
