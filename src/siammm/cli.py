@@ -38,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = parse(arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2
+    except BrokenPipeError:  # `siammm --help | head`
+        return _reader_gone()
     # A terminal that cannot show a character gets a question mark in its place, never a traceback.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -50,9 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted.", 130)
     except BrokenPipeError:
-        # The reader of our output has gone (`siammm cluster ... | head`); Python must not complain at exit as well.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return _reader_gone()
     except MemoryError:
         return _fail("there is not enough memory for this; use a .npy file, which is not loaded whole.", 2)
     return 0
@@ -78,6 +78,12 @@ def _run(config: DemoConfig | ClusterConfig) -> None:
         from siammm.commands.cluster import cluster
 
         cluster(config)
+
+
+def _reader_gone() -> int:
+    """The reader of our output has gone (`siammm cluster ... | head`); Python must not complain at exit as well."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 def _fail(message: str, code: int) -> int:

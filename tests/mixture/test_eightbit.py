@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -109,12 +112,16 @@ def test_chosen_on_cpus_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_scores_without_sparse_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where torch has no MKL, scores are gathered."""
-
-    def missing(*_: object, **__: object) -> None:
-        raise RuntimeError("sampled_addmm needs MKL")
-
     x, w = rows(40, 64, 10), rows(30, 64, 11)
     index = torch.arange(40)[:, None] % 30 + torch.zeros(1, 3, dtype=torch.int64)
     direct = eightbit._scores(x, w, index)
-    monkeypatch.setattr(torch.sparse, "sampled_addmm", missing)
+    monkeypatch.setattr(eightbit, "_sampled_product_works", False)
     torch.testing.assert_close(eightbit._scores(x, w, index), direct)
+
+
+def test_searching_in_threads_leaves_the_filters_of_warnings_alone() -> None:
+    before = list(warnings.filters)
+    x, w = rows(3000, 64, 13), rows(400, 64, 14)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: eightbit.nearest(x, w, 2), range(8)))
+    assert list(warnings.filters) == before

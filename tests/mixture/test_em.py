@@ -15,7 +15,7 @@ from siammm.mixture import em
 from siammm.mixture.components import ConcentrationSettings, VonMisesFisherComponents
 from siammm.mixture.em import Assignment
 from siammm.mixture.samples import Samples
-from tests.conftest import Known
+from tests.conftest import Known, known_mixture
 
 CPU = torch.device("cpu")
 
@@ -148,7 +148,7 @@ def test_an_empty_component_becomes_half_of_a_large_one() -> None:
     statistics = em.Statistics(
         torch.tensor([0.0, 10.0, 4.0]).double(), torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 4.0]]).double(), 0.0
     )
-    count, mean = em.refilled(statistics, torch.Generator().manual_seed(0))
+    count, mean = em.refilled(statistics, torch.Generator().manual_seed(0), 2)
     assert count.tolist() == [5.0, 5.0, 4.0]
     assert not torch.equal(mean[0], mean[1])
     torch.testing.assert_close(mean[0], mean[1], atol=0.05, rtol=0)
@@ -189,3 +189,41 @@ def test_principal_directions_hold_the_energy_they_claim(small: Known) -> None:
     every, whole = em.principal_directions(samples_of(small), 16)
     assert whole == pytest.approx(1)
     assert every.shape == (16, 16)
+
+
+def test_refilling_does_not_depend_on_units() -> None:
+    random = np.random.default_rng(0)
+    X = np.concatenate([random.normal(size=(100, 4)) + 8 * np.eye(4)[i] for i in range(4)])
+    far = np.concatenate([X[:3], 1e3 + random.normal(size=(3, 4))])  # three centres that no sample is nearest to
+    counts = []
+    for scale in (1e-5, 1.0, 1e5):
+        mixture = GaussianMixture(init=far * scale, random_state=0).fit(X * scale)
+        counts.append(np.bincount(mixture.labels_, minlength=6))
+    assert all((count == counts[0]).all() for count in counts)
+    assert (counts[0] > 0).all()
+
+
+def test_variances_about_centres_that_stay() -> None:
+    """Weights and spreads alone: the spread includes how far the mean of the samples is from the centre."""
+    from siammm.mixture.gaussian import GaussianComponents
+
+    x = torch.randn(500, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 2
+    for covariance in ("spherical", "diag"):
+        components = GaussianComponents.started(torch.zeros(1, 3, dtype=torch.float64), covariance, 1.0)
+        spread = components.respread(torch.tensor([500.0]), components.statistic(x).mean(dim=0, keepdim=True)).var_KV
+        expected = (x**2).mean() if covariance == "spherical" else (x**2).mean(dim=0)
+        torch.testing.assert_close(spread[0], expected.expand(spread.shape[1]))
+
+
+def test_a_fit_in_bytes_is_the_fit_in_single_precision() -> None:
+    known = known_mixture(k=300, d=64, n=6000, low=100, high=300, seed=2)
+    rows = known.X.astype(np.float32)
+    for h in (1, 5):
+        fits = [
+            VonMisesFisherMixture(300, n_neighbours=h, init=known.mean_directions, backend=backend, max_iter=5).fit(
+                rows
+            )
+            for backend in ("torch", "low-precision")
+        ]
+        np.testing.assert_array_equal(fits[0].labels_, fits[1].labels_)
+        assert fits[0].lower_bound_ == pytest.approx(fits[1].lower_bound_, abs=1e-5)

@@ -219,6 +219,71 @@ def test_gaussians_carry_over_to_data_with_another_mean() -> None:
     np.testing.assert_array_equal(previous.set_params(max_iter=1).fit(X[part]).labels_, expected)
 
 
+def test_a_carried_mixture_takes_the_settings_of_the_new_one(small: Known) -> None:
+    previous = VonMisesFisherMixture(6, random_state=0).fit(small.X)
+    fewer = VonMisesFisherMixture(6, concentration_dims=8, random_state=0).fit(small.X)
+    carried = VonMisesFisherMixture(concentration_dims=8).fit(small.X, init=previous)
+    np.testing.assert_allclose(sorted(carried.concentrations_), sorted(fewer.concentrations_), rtol=1e-3)
+    assert (VonMisesFisherMixture(concentration=50.0).fit(small.X, init=previous).concentrations_ == 50).all()
+    round_ones = GaussianMixture(6, random_state=0).fit(small.X)
+    diagonal = GaussianMixture(covariance="diag").fit(small.X, init=round_ones)
+    assert diagonal.variances_.shape == (6, 16)
+    assert GaussianMixture().fit(small.X, init=diagonal).variances_.shape == (6,)
+    with pytest.raises(InputError, match="init was fitted to 16 features, but X has 8"):
+        VonMisesFisherMixture().fit(small.X[:, :8], init=previous)
+
+
+def test_correction_and_shrinkage_reach_the_estimate(small: Known) -> None:
+    """Components of few samples: uncorrected they look too tight, shrunken they look alike."""
+    few = small.X[:60]
+    plain = {"small_sample_correction": False, "concentration_shrinkage": 0.0}
+    naive = VonMisesFisherMixture(12, random_state=0, **plain).fit(few).concentrations_
+    corrected = VonMisesFisherMixture(12, random_state=0, **{**plain, "small_sample_correction": True}).fit(few)
+    shrunken = VonMisesFisherMixture(12, random_state=0, **{**plain, "concentration_shrinkage": 20.0}).fit(few)
+    assert np.median(corrected.concentrations_) < np.median(naive)
+    assert np.std(np.log(shrunken.concentrations_)) < 0.5 * np.std(np.log(naive))
+
+
+def test_a_narrow_component_within_a_wide_one_is_measured() -> None:
+    """The paper's rule looks at angles alone; the density that is left must not."""
+    generator = torch.Generator().manual_seed(0)
+    mu = torch.zeros(16, dtype=torch.float64)
+    mu[0] = 1
+    other = torch.nn.functional.normalize(mu + 0.4 * torch.eye(16, dtype=torch.float64)[1], dim=0)
+    wide, narrow = vmf.sample(mu, 15.0, 5000, generator=generator), vmf.sample(other, 200.0, 1000, generator=generator)
+    X = torch.cat([wide, narrow]).numpy()
+    mixture = VonMisesFisherMixture(init=torch.stack([mu, other]).numpy()).fit(X)
+    assert mixture.concentrations_.max() > 130
+    assert mixture.weights_.min() == pytest.approx(1 / 6, abs=0.02)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-10, 1e10, 1e20])
+def test_rows_of_any_size_have_a_direction(small: Known, scale: float) -> None:
+    mixture = VonMisesFisherMixture(6, random_state=0).fit((small.X * scale).astype(np.float32))
+    assert adjusted_rand_score(small.y, mixture.labels_) > 0.99
+
+
+def test_half_precision_files_are_not_loaded_whole(small: Known, tmp_path: Path) -> None:
+    np.save(tmp_path / "half.npy", small.X.astype(np.float16))
+    mixture = VonMisesFisherMixture(6, random_state=0)
+    checked = mixture._validated(np.load(tmp_path / "half.npy", mmap_mode="r"), reset=True)
+    assert checked.dtype == np.float16
+    assert adjusted_rand_score(small.y, mixture.fit(checked).labels_) > 0.99
+
+
+def test_numbers_of_numpy_are_saved(small: Known, tmp_path: Path) -> None:
+    mixture = VonMisesFisherMixture(np.int64(6), n_neighbours=np.int64(2), temperature=np.float32(0.2))  # type: ignore[arg-type]
+    mixture.fit(small.X).save(tmp_path / "m.safetensors")
+    loaded = VonMisesFisherMixture.load(tmp_path / "m.safetensors")
+    assert (loaded.n_components, loaded.n_neighbours) == (6, 2)
+    assert loaded.temperature == pytest.approx(0.2)
+
+
+def test_criteria_take_lists(small: Known) -> None:
+    mixture = VonMisesFisherMixture(6, random_state=0).fit(small.X)
+    assert mixture.bic(small.X.tolist()) == pytest.approx(mixture.bic(small.X))
+
+
 def test_same_seed_same_fit_and_clone(small: Known) -> None:
     one = VonMisesFisherMixture(6, random_state=5).fit(small.X)
     other = cast(VonMisesFisherMixture, clone(one)).fit(small.X)
@@ -334,6 +399,8 @@ def test_rows_without_direction_are_warned_of_once() -> None:
         ({"n_components": 2.5}, "n_components is 2.5"),
         ({"n_neighbours": 0}, "n_neighbours is 0"),
         ({"temperature": 0}, "temperature is 0"),
+        ({"temperature": 1e-45}, "at least 1e-6"),
+        ({"random_state": -1}, "random_state is -1"),
         ({"temperature": "hot"}, "temperature is 'hot'"),
         ({"assignment": "soft"}, "assignment is 'soft', but it must be one of nearest, posterior"),
         ({"merge": "always"}, "merge is 'always'"),
@@ -349,6 +416,7 @@ def test_rows_without_direction_are_warned_of_once() -> None:
         ({"max_iter": 0}, "max_iter is 0"),
         ({"tol": -1}, "tol is -1"),
         ({"device": "abacus"}, "device='abacus'"),
+        ({"device": "meta"}, "device='meta'"),
         ({"backend": "gpu"}, "backend is 'gpu'"),
     ],
 )

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from siammm.errors import InputError
 from siammm.mixture import em, merge, neighbours, ranks, seeding, storage
-from siammm.mixture.checks import check_at_least, check_number, check_one_of, check_positive, not_one_of
+from siammm.mixture.checks import check_at_least, check_number, check_one_of, not_one_of
 from siammm.mixture.components import Components
 from siammm.mixture.em import Assignment, AssignmentRule
 from siammm.mixture.merge import MergeRule, Merges
@@ -105,9 +105,9 @@ class Mixture(DensityMixin, BaseEstimator):
     def _prepare_centres(self, centres: Samples) -> None:
         """Bring centres that the user gave for a fit into the same form."""
 
-    def _carried_over(self, previous: Mixture, device: torch.device) -> Components:
-        """The components of a fitted mixture in the form of the samples of this fit."""
-        return previous._components(device)
+    @abstractmethod
+    def _carried_over(self, previous: Any, samples: Samples) -> Components:
+        """The components of a fitted mixture, under this one's settings and in the form of these samples."""
 
     # -- fitting ----------------------------------------------------------------------------------------------------
 
@@ -147,9 +147,11 @@ class Mixture(DensityMixin, BaseEstimator):
         self.merges_ = best.merges
         self.lower_bounds_ = best.log_likelihoods
         self.n_iter_, self.converged_ = len(best.log_likelihoods), best.converged
-        index_NH, _ = em.assignments(samples, best.components, self._assignment())
-        final = em.e_step(samples, best.components, self._assignment())
-        self.lower_bound_ = final.log_likelihood
+        # From what was published, so that predict, which has nothing else, finds the same to the last bit.
+        components = self._components(samples.parameter_device)
+        index_NH, _, log_likelihood = em.assignments(samples, components, self._assignment())
+        ranks.all_reduce_sum(log_likelihood)
+        self.lower_bound_ = float(log_likelihood) / samples.n_total
         self.labels_ = in_the_form_of(index_NH[:, 0], X)
         return self
 
@@ -191,7 +193,7 @@ class Mixture(DensityMixin, BaseEstimator):
     def _start(self, samples: Samples, init: object, generator: torch.Generator) -> Components:
         """The components before the first E step of the paper's loop, which one hard assignment has given a spread."""
         if init is None and self.warm_start and hasattr(self, "n_components_"):
-            return self._carried_over(self, samples.parameter_device)
+            return self._carried_over(self, samples)
         init = self.init if init is None else init
         if isinstance(init, Mixture):
             if type(init) is not type(self):
@@ -199,7 +201,12 @@ class Mixture(DensityMixin, BaseEstimator):
                     f"init is a {type(init).__name__}, but this is a {type(self).__name__}; pass its own kind."
                 )
             check_is_fitted(init)
-            return self._carried_over(init, samples.parameter_device)
+            if init.n_features_in_ != samples.n_columns:
+                raise InputError(
+                    f"init was fitted to {init.n_features_in_} features, but X has {samples.n_columns}; "
+                    f"carry over a mixture of the same embeddings."
+                )
+            return self._carried_over(init, samples)
         if isinstance(init, str):
             k = self.n_components
             if k > samples.n_total:
@@ -236,7 +243,7 @@ class Mixture(DensityMixin, BaseEstimator):
     def predict(self, X: Matrix) -> Any:
         """The component each row belongs to, shape (n_samples,)."""
         samples, components = self._ready(X)
-        index_NH, _ = em.assignments(samples, components, self._assignment())
+        index_NH, _, _ = em.assignments(samples, components, self._assignment())
         return in_the_form_of(index_NH[:, 0], X)
 
     def predict_proba(self, X: Matrix) -> Any:
@@ -246,7 +253,7 @@ class Mixture(DensityMixin, BaseEstimator):
         ``assignment="posterior"`` the entries are the largest of the posterior, and sum to what these hold of it.
         """
         samples, components = self._ready(X)
-        index_NH, weight_NH = em.assignments(samples, components, self._assignment())
+        index_NH, weight_NH, _ = em.assignments(samples, components, self._assignment())
         n, h = index_NH.shape
         shape = (n, components.weight_K.shape[0])
         if isinstance(X, Tensor):
@@ -271,12 +278,12 @@ class Mixture(DensityMixin, BaseEstimator):
 
     def bic(self, X: Matrix) -> float:
         """The Bayesian information criterion on X; lower is better."""
-        n = int(X.shape[0])
+        n = len(X)
         return -2 * self.score(X) * n + self._n_parameters() * float(np.log(n))
 
     def aic(self, X: Matrix) -> float:
         """Akaike's information criterion on X; lower is better."""
-        return -2 * self.score(X) * int(X.shape[0]) + 2 * self._n_parameters()
+        return -2 * self.score(X) * len(X) + 2 * self._n_parameters()
 
     def sample(self, n_samples: int = 1) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Draw from the mixture: rows of shape (n_samples, n_features), and the component each came from."""
@@ -337,8 +344,11 @@ class Mixture(DensityMixin, BaseEstimator):
         try:
             device = torch.device(self.device)
             torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise InputError(f"device={self.device!r} cannot be used here; use 'auto' or 'cpu'.") from error
+            usable = device.type in ("cpu", "cuda", "mps")
+        except (RuntimeError, AssertionError):
+            usable, device = False, torch.device("cpu")
+        if not usable:
+            raise InputError(f"device={self.device!r} cannot be used here; use 'auto' or 'cpu'.")
         return device
 
     def _validated(self, X: Matrix, *, reset: bool) -> Matrix:
@@ -350,7 +360,7 @@ class Mixture(DensityMixin, BaseEstimator):
                     self,
                     X,
                     reset=reset,
-                    dtype=[np.float32, np.float64],
+                    dtype=[np.float32, np.float64, np.float16],  # float16 is widened chunk by chunk
                     ensure_all_finite=False,  # Samples looks, in the same pass that normalises, and names the row
                     ensure_min_samples=least_rows,
                     ensure_min_features=least if reset else 1,
@@ -378,7 +388,9 @@ class Mixture(DensityMixin, BaseEstimator):
     def _check_parameters(self) -> None:
         for name in ("n_components", "n_neighbours", "n_init", "max_iter", "merge_floor"):
             check_at_least(name, getattr(self, name), 1)
-        check_positive("temperature", self.temperature)
+        check_number("temperature", self.temperature, lambda value: value >= 1e-6, "it must be at least 1e-6")
+        if isinstance(self.random_state, (int, np.integer)) and not 0 <= int(self.random_state) < 2**32:
+            raise InputError(f"random_state is {self.random_state}, but a seed must be from 0 to 4294967295.")
         check_number("tol", self.tol, lambda value: value >= 0, "it must be 0 or more")
         check_number("merge_threshold", self.merge_threshold, lambda value: value == value, "it must be a number")
         check_number(
@@ -402,6 +414,8 @@ def as_parameter(value: Any, device: torch.device) -> Tensor:
 def in_the_form_of(value: Tensor, X: Matrix) -> Any:
     """A result in the form the user works in: a tensor on X's device, or an array."""
     if isinstance(X, Tensor):
+        if X.device.type == "mps" and value.dtype == torch.float64:
+            value = value.float()
         return value.contiguous().to(X.device)
     # A copy: an array that shares torch's memory may be a column that keeps a larger table alive, and is not numpy's
     # own.

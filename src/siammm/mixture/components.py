@@ -158,7 +158,7 @@ class VonMisesFisherComponents:
         )
 
     def respread(self, count_K: Tensor, mean_KF: Tensor) -> VonMisesFisherComponents:
-        """Concentrations and weights alone."""
+        """Concentrations and weights alone; a concentration is that of the samples about their own mean direction."""
         return replace(self.estimated(count_K, mean_KF), mu_KD=self.mu_KD)
 
     def placed(self, centre_KD: Tensor) -> VonMisesFisherComponents:

@@ -7,8 +7,8 @@ beyond the reach of everything that is not a candidate, float32 searches the who
 What is not a candidate can exceed the lowest candidate's product only by the error of rounding, dx.w + x'.dw for
 x = x' + dx and w = w' + dw. Numbers are rounded up or down at random, so that this error is a sum of independent terms
 with mean 0 whatever the data: rounded to the nearest, rows of few different values would be off in step. For rows of
-unit length it then exceeds c sqrt(step_x^2 + step_w^2) with a probability of at most exp(-2 c^2) (Hoeffding), 5e-8 for
-the c used here.
+unit length it then exceeds c sqrt(step_x^2 |w|^2 + step_w^2) with a probability of at most exp(-2 c^2) (Hoeffding),
+5e-8 for the c used here.
 
 Legend:  N samples, K components, D dimensions, H neighbours, C candidates, G groups;  x samples, w components.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import math
+import threading
 import warnings
 from dataclasses import dataclass
 from functools import cache
@@ -32,6 +33,9 @@ _SPARE = 3
 _SECOND_SPARE = 9
 _ROWS = 4096
 _LEAST = torch.iinfo(torch.int32).min
+
+_asking = threading.Lock()
+_sampled_product_works: bool | None = None
 
 _int_mm = cast(Any, getattr(torch, "_int_mm", None))
 
@@ -84,8 +88,11 @@ def nearest(x_ND: Tensor, w_KD: Tensor, n_neighbours: int, x_bytes: Bytes | None
     n_scored = 1 if n_neighbours == 1 else n_neighbours + _SPARE
     # As many numbers to look at in the groups' maxima as then within the best groups.
     n_groups = 8 * math.ceil(math.sqrt((n_scored + 1) * k) / 8)
-    w_bytes = Bytes.of(functional.pad(w_KD, (0, 0, 0, -k % n_groups)), common_step=True)
-    step = float(w_bytes.step_N[0])
+    # Without their mean the components have the same order for every row, and in a narrow cone far finer steps.
+    mean_D = w_KD.mean(dim=0)
+    apart_KD = w_KD - mean_D
+    w_bytes = Bytes.of(functional.pad(apart_KD, (0, 0, 0, -k % n_groups)), common_step=True)
+    step, longest = float(w_bytes.step_N[0]), float(apart_KD.square().sum(dim=1).amax()) ** 0.5
     score_NH = x_ND.new_empty(n, n_neighbours)
     index_NH = torch.empty(n, n_neighbours, dtype=torch.int64)
     buffer = torch.empty(min(n, _ROWS), w_bytes.code_ND.shape[0], dtype=torch.int32)
@@ -95,8 +102,8 @@ def nearest(x_ND: Tensor, w_KD: Tensor, n_neighbours: int, x_bytes: Bytes | None
         low = Bytes.of(x) if x_bytes is None else x_bytes[piece]
         product_NK = _int_mm(low.code_ND, w_bytes.code_ND.T, out=buffer[: x.shape[0]])
         product_NK[:, k:] = _LEAST
-        scale_N, reach_N = low.step_N * step, _REACH * (low.step_N**2 + step**2).sqrt()
-        search = _Search(x, w_KD, product_NK, n_groups, scale_N, reach_N)
+        reach_N = x @ mean_D + _REACH * ((low.step_N * longest) ** 2 + step**2).sqrt()
+        search = _Search(x, w_KD, product_NK, n_groups, low.step_N * step, reach_N)
         score_NH[piece], index_NH[piece], doubtful = search.decided(n_neighbours, n_scored)
         if doubtful.numel():
             # Ever fewer rows: more candidates first, then the whole row.
@@ -178,14 +185,34 @@ def _top_one(member: Tensor) -> tuple[Tensor, Tensor]:
 
 def _scores(x_ND: Tensor, w_KD: Tensor, index_NC: Tensor) -> Tensor:
     """The scores of chosen components, score_NC: the product of the rows and the components where a mask says so."""
+    if not _has_sampled_product():
+        return torch.stack([(w_KD[index_NC[:, i]] * x_ND).sum(dim=1) for i in range(index_NC.shape[1])], dim=1)
+    return _sampled_product(x_ND, w_KD, index_NC)
+
+
+def _sampled_product(x_ND: Tensor, w_KD: Tensor, index_NC: Tensor) -> Tensor:
     n, c = index_NC.shape
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that torch's sparse tensors are new
-        bounds = torch.arange(0, n * c + 1, c)
-        mask = torch.sparse_csr_tensor(
-            bounds, index_NC.reshape(-1), x_ND.new_zeros(n * c), (n, w_KD.shape[0]), check_invariants=False
-        )
-        try:
-            return cast(Tensor, torch.sparse.sampled_addmm(mask, x_ND, w_KD.T, beta=0.0)).values().view(n, c)
-        except RuntimeError:  # a torch without MKL
-            return torch.stack([(w_KD[index_NC[:, i]] * x_ND).sum(dim=1) for i in range(c)], dim=1)
+    bounds = torch.arange(0, n * c + 1, c)
+    mask = torch.sparse_csr_tensor(
+        bounds, index_NC.reshape(-1), x_ND.new_zeros(n * c), (n, w_KD.shape[0]), check_invariants=False
+    )
+    return cast(Tensor, torch.sparse.sampled_addmm(mask, x_ND, w_KD.T, beta=0.0)).values().view(n, c)
+
+
+def _has_sampled_product() -> bool:
+    """Whether this torch can; a build without MKL cannot.
+
+    Asking also takes the message that sparse tensors are new, which torch gives once in a process, out of the way.
+    Warnings are filtered for all threads, so this happens once, behind a lock, not with every product.
+    """
+    global _sampled_product_works
+    with _asking:
+        if _sampled_product_works is None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                try:
+                    _sampled_product(torch.ones(1, 1), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64))
+                    _sampled_product_works = True
+                except RuntimeError:
+                    _sampled_product_works = False
+        return _sampled_product_works

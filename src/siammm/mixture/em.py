@@ -12,6 +12,7 @@ from __future__ import annotations
 
 # torch is only partly typed.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -35,6 +36,9 @@ _GPU_ROWS = 2**21
 
 # Neighbours that a density is measured with, also where samples are assigned to fewer.
 _CALIBRATION_NEIGHBOURS = 5
+# One step is enough for components that are apart; a narrow one within a wide one takes a few.
+_CALIBRATION_STEPS = 6
+_CALIBRATION_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +139,7 @@ def sums_by_component(t_NF: Tensor, index_NH: Tensor, weight_NH: Tensor, k: int)
         return kernels.sums_by_component(t_NF, index_NH, weight_NH, k)
     n_neighbours = index_NH.shape[1]
     flat = index_NH.reshape(-1)
-    count_K = torch.bincount(flat, weights=weight_NH.reshape(-1).double(), minlength=k)
+    count_K = torch.bincount(flat, weights=_widest(weight_NH.reshape(-1)), minlength=k)
     if n_neighbours == 1:
         return count_K, t_NF.new_zeros(k, t_NF.shape[1]).index_add_(0, flat, t_NF)
     # Every component gathers its own samples: a bag of rows with weights, which torch sums in parallel.
@@ -149,6 +153,11 @@ def sums_by_component(t_NF: Tensor, index_NH: Tensor, weight_NH: Tensor, k: int)
         per_sample_weights=weight_NH.reshape(-1)[order],
     )
     return count_K, total_KF
+
+
+def _widest(x: Tensor) -> Tensor:
+    """float64 where the device has it."""
+    return x if x.device.type == "mps" else x.double()
 
 
 def maximise(
@@ -170,7 +179,7 @@ def maximise(
     for step in range(max_iter):
         statistics = e_step(samples, components, assignment)
         history.append(statistics.log_likelihood)
-        components = components.estimated(*refilled(statistics, generator))
+        components = components.estimated(*refilled(statistics, generator, samples.n_columns))
         if on_step is not None:
             on_step(step + 1, history[-1])
         if len(history) > 1 and abs(history[-1] - history[-2]) < tol:
@@ -179,7 +188,7 @@ def maximise(
 
 
 def calibrated(samples: Samples, components: Components, assignment: Assignment) -> Components:
-    """The same centres with the weights and spreads of a density: one step of EM by the posterior of the nearest few.
+    """The same centres with the weights and spreads of a density: EM by the posterior of the nearest few.
 
     Eq. 10 looks at angles alone, so it lends samples of a wide component to a narrow one nearby; what a fit by it
     leaves as weights and concentrations is off by some percent. For assigning samples that is of no consequence. For a
@@ -188,11 +197,17 @@ def calibrated(samples: Samples, components: Components, assignment: Assignment)
     if assignment.rule == "posterior":
         return components
     nearby = replace(assignment, n_neighbours=max(assignment.n_neighbours, _CALIBRATION_NEIGHBOURS), by_density=True)
-    statistics = e_step(samples, components, nearby)
-    return components.respread(statistics.count_K, statistics.mean_KF)
+    before = -math.inf
+    for _ in range(_CALIBRATION_STEPS):
+        statistics = e_step(samples, components, nearby)
+        components = components.respread(statistics.count_K, statistics.mean_KF)
+        if statistics.log_likelihood - before < _CALIBRATION_TOLERANCE:
+            break
+        before = statistics.log_likelihood
+    return components
 
 
-def refilled(statistics: Statistics, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def refilled(statistics: Statistics, generator: torch.Generator, d: int) -> tuple[Tensor, Tensor]:
     """Counts and mean statistics in which each empty component has become half of a large one.
 
     The two halves differ by a small random step, which the next E step turns into a real split.
@@ -205,11 +220,13 @@ def refilled(statistics: Statistics, generator: torch.Generator) -> tuple[Tensor
     # The largest components, each split once; more empty than full ones wait for the next round.
     donors = count_K.argsort(descending=True, stable=True)[: min(empty.numel(), count_K.numel() - empty.numel())]
     receivers = empty[: donors.numel()]
-    scale = mean_KF[donors].abs().mean(dim=1, keepdim=True)
-    noise = torch.randn(donors.numel(), mean_KF.shape[1], generator=generator, dtype=torch.float64)
+    # Only the centre moves, by a hundredth of the spread of centres; a square that is part of the statistic stays.
+    spread = mean_KF[count_K > 0, :d].std(dim=0, correction=0).clamp_min(1e-12)
+    noise = torch.randn(donors.numel(), d, generator=generator, dtype=torch.float64)
     count_K[donors] /= 2
     count_K[receivers] = count_K[donors]
-    mean_KF[receivers] = mean_KF[donors] + 0.01 * scale * noise.to(mean_KF.device)
+    mean_KF[receivers] = mean_KF[donors]
+    mean_KF[receivers, :d] += 0.01 * spread * noise.to(mean_KF.device)
     return count_K, mean_KF
 
 
@@ -222,27 +239,32 @@ def log_likelihoods(samples: Samples, components: Components) -> Tensor:
     return result
 
 
-def assignments(samples: Samples, components: Components, assignment: Assignment) -> tuple[Tensor, Tensor]:
+def assignments(samples: Samples, components: Components, assignment: Assignment) -> tuple[Tensor, Tensor, Tensor]:
     """The H components that matter most to each sample with their weights, heaviest first, whatever the rule.
 
-    Shapes: index_NH int64, weight_NH; under the posterior rule the rest of the posterior is left out of the row.
+    Shapes: index_NH int64, weight_NH; under the posterior rule the rest of the posterior is left out of the row. The
+    last is the sum of the log likelihoods that an E step would find, over this rank's samples.
     """
     k = components.weight_K.shape[0]
     n_neighbours = min(assignment.n_neighbours, k)
     index_NH = torch.empty(samples.n_rows, n_neighbours, dtype=torch.int64, device=samples.device)
     weight_NH = torch.empty(samples.n_rows, n_neighbours, dtype=samples.dtype, device=samples.device)
+    log_likelihood = torch.zeros_like(components.weight_K[0])
     for start, x_ND in samples.chunks(pass_rows(samples, k, assignment)):
         piece = slice(start, start + x_ND.shape[0])
         if assignment.rule == "posterior":
-            top = components.log_joint(x_ND).softmax(dim=1).topk(n_neighbours, dim=1)
+            log_joint_NK = components.log_joint(x_ND)
+            log_likelihood_N = log_joint_NK.logsumexp(dim=1)
+            top = log_joint_NK.softmax(dim=1).topk(n_neighbours, dim=1)
             index_NH[piece], weight_NH[piece] = top.indices, top.values
         else:
-            index, weight, _ = weigh(components, assignment, x_ND)
+            index, weight, log_likelihood_N = weigh(components, assignment, x_ND)
             if assignment.size_weighting:  # the nearest component need not be the heaviest
                 weight, order = weight.sort(dim=1, descending=True)
                 index = index.gather(1, order)
             index_NH[piece], weight_NH[piece] = index, weight
-    return index_NH, weight_NH
+        log_likelihood += log_likelihood_N.to(log_likelihood).sum()
+    return index_NH, weight_NH, log_likelihood
 
 
 def pass_rows(samples: Samples, k: int, assignment: Assignment) -> int:

@@ -43,7 +43,8 @@ class VonMisesFisherMixture(Mixture):
     temperature : float, default=0.02
         How sharply the nearest component is preferred; smaller is sharper (tau in the paper).
     assignment : {"nearest", "posterior"}, default="nearest"
-        The paper's rule, or the posterior of textbook EM over all components, whose likelihood never falls.
+        The paper's rule, or the posterior of textbook EM over all components, whose likelihood never falls (but where
+        ``concentration_dims`` or the cap on concentrations keeps them from maximum likelihood).
     size_weighting : bool, default=False
         Whether larger components attract more (alpha in the paper, which sets it to 1).
     merge : {None, "auto", "paper"}, default=None
@@ -58,7 +59,8 @@ class VonMisesFisherMixture(Mixture):
     concentration : {"per-component", "closed-form", "shared"} or float, default="per-component"
         Maximum likelihood for each component, the paper's closed form (Eq. 7) for each, one for all, or a constant.
     concentration_dims : int, default=None
-        Measure concentrations in so many principal directions (appendix C); None: in all dimensions.
+        Measure concentrations in so many principal directions (appendix C); None: in all dimensions. Such
+        concentrations are meant for comparing components: the density with them is proper, but far from the best fit.
     small_sample_correction : bool, default=None
         Remove the bias of components with few samples. None: except for ``assignment="posterior"``.
     concentration_shrinkage : float, default=None
@@ -170,6 +172,14 @@ class VonMisesFisherMixture(Mixture):
         )
 
     def _started(self, centre_KD: Tensor, samples: Samples) -> VonMisesFisherComponents:
+        return VonMisesFisherComponents.started(centre_KD, self._settings_for(samples))
+
+    def _carried_over(self, previous: Any, samples: Samples) -> VonMisesFisherComponents:
+        components = previous._components(samples.parameter_device)
+        return replace(components, settings=self._settings_for(samples))
+
+    def _settings_for(self, samples: Samples) -> ConcentrationSettings:
+        """The settings with the principal directions of the samples, where they are asked for."""
         settings = self._settings()
         if self.concentration_dims is not None:
             if self.concentration_dims > samples.n_columns:
@@ -177,14 +187,8 @@ class VonMisesFisherMixture(Mixture):
                     f"concentration_dims={self.concentration_dims} is more than the {samples.n_columns} features of X."
                 )
             basis_DP, energy = em.principal_directions(samples, self.concentration_dims)
-            settings = ConcentrationSettings(
-                rule=settings.rule,
-                small_sample_correction=settings.small_sample_correction,
-                shrinkage=settings.shrinkage,
-                basis_DP=basis_DP,
-                energy=energy,
-            )
-        return VonMisesFisherComponents.started(centre_KD, settings)
+            settings = replace(settings, basis_DP=basis_DP, energy=energy)
+        return settings
 
     def _components(self, device: torch.device) -> VonMisesFisherComponents:
         return VonMisesFisherComponents(
@@ -304,12 +308,19 @@ class GaussianMixture(Mixture):
     def _prepare_centres(self, centres: Samples) -> None:
         centres.centre(as_parameter(self._new_mean, centres.parameter_device))
 
-    def _carried_over(self, previous: Mixture, device: torch.device) -> GaussianComponents:
-        """The same components about the mean of the data that is being fitted."""
-        assert isinstance(previous, GaussianMixture)
+    def _carried_over(self, previous: Any, samples: Samples) -> GaussianComponents:
+        """The same components about the mean of the data that is being fitted, with this one's kind of covariance."""
+        device = samples.parameter_device
         moved_D = as_parameter(previous.data_mean_, device) - as_parameter(self._new_mean, device)
         components = previous._components(device)
-        return replace(components, mean_KD=components.mean_KD + moved_D, data_variance=max(self._new_variance, 1e-12))
+        k, d = components.mean_KD.shape
+        spherical = components.var_KV.mean(dim=1, keepdim=True)
+        return replace(
+            components,
+            mean_KD=components.mean_KD + moved_D,
+            var_KV=spherical if self.covariance == "spherical" else components.var_KV.expand(k, d),
+            data_variance=max(self._new_variance, 1e-12),
+        )
 
     def _started(self, centre_KD: Tensor, samples: Samples) -> GaussianComponents:
         return GaussianComponents.started(centre_KD, self.covariance, self._new_variance)

@@ -44,7 +44,7 @@ class MergeSettings:
     rule: MergeRule
     threshold: float = -1.2
     """zeta of Eq. 11, for the paper's rule."""
-    floor: int = 2
+    floor: int = 1
     """Never fewer components than this."""
     share: float = 0.1
     """At most this share of the components disappears in one round, at least one."""

@@ -140,6 +140,9 @@ class Samples:
         _refuse_not_finite(rows, first, self._name)
         if self._unit:
             length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+            if bool(((length > 1e18) | (length < 1e-18)).any()):  # the squares of such numbers are out of range
+                rows = rows / rows.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+                length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
             if bool((length == 0).any()) and not self._warned:
                 self._warned = True
                 _warn_of_zeros(length, first, self._name)

@@ -34,6 +34,9 @@ _DRAW_PER_SEED = 25
 _DRAW_LEAST = 10_000
 # Up to so many rounds of drawing: exact k-means++ below, several seeds a round above (its parallel form).
 _ROUNDS = 256
+# Above so many seeds the rounds themselves would take longer than the fit.
+_ROUNDS_LIMIT = 4096
+_FEW_ROUNDS = 32
 
 
 def seeds(samples: Samples, k: int, init: Init, generator: torch.Generator, *, overseed: bool = True) -> Tensor:
@@ -54,7 +57,7 @@ def _spread_out(x_SD: Tensor, m: int, generator: torch.Generator) -> Tensor:
     """Draw seeds with probability proportional to the squared distance from those drawn before: k-means++."""
     s = x_SD.shape[0]
     half_square_S = 0.5 * (x_SD**2).sum(dim=1)
-    rounds = min(m, _ROUNDS)
+    rounds = min(m, _ROUNDS if m <= _ROUNDS_LIMIT else _FEW_ROUNDS)
     chosen = torch.randint(s, (1,), generator=generator)
     squared_S = torch.full((s,), torch.inf, dtype=x_SD.dtype, device=x_SD.device)
     new = chosen
@@ -76,7 +79,7 @@ def _spread_out(x_SD: Tensor, m: int, generator: torch.Generator) -> Tensor:
 
 def _weighted_draw(weight_S: Tensor, count: int, taken: Tensor, generator: torch.Generator) -> Tensor:
     """Draw without replacement, by adding Gumbel noise to the log weights; rows of weight 0 come last."""
-    log_weight = weight_S.detach().double().cpu().clamp_min(1e-300).log()
+    log_weight = weight_S.detach().cpu().double().clamp_min(1e-300).log()
     log_weight[taken] = -torch.inf
     uniform = torch.rand(log_weight.shape[0], generator=generator, dtype=torch.float64).clamp_min(1e-300)
     return (log_weight - (-uniform.log()).log()).topk(count).indices
@@ -97,8 +100,8 @@ def _settled(x_SD: Tensor, centre_MD: Tensor) -> tuple[Tensor, Tensor]:
 
 def _joined(centre_MD: Tensor, count_M: Tensor, k: int) -> Tensor:
     """Join centres two by two, always the pair whose joining adds the least squared distance, until K are left."""
-    centre: np.ndarray[Any, Any] = centre_MD.double().cpu().numpy()
-    count: np.ndarray[Any, Any] = count_M.double().cpu().numpy()
+    centre: np.ndarray[Any, Any] = centre_MD.cpu().double().numpy()
+    count: np.ndarray[Any, Any] = count_M.cpu().double().numpy()
     m = centre.shape[0]
     if m <= k:
         return _topped_up(centre_MD, k)

@@ -38,7 +38,7 @@ def save(mixture: Any, path: Path) -> None:
     header: dict[str, Any] = {
         "format": _FORMAT,
         "kind": kind,
-        "parameters": {name: value for name, value in mixture.get_params().items() if _is_plain(value)},
+        "parameters": {name: _plain(value) for name, value in mixture.get_params().items() if _is_plain(value)},
         "fitted": {name: getattr(mixture, name) for name in _NUMBERS if hasattr(mixture, name)},
         "merges": None,
     }
@@ -63,7 +63,7 @@ def load(kind: type[Estimator], path: Path) -> Estimator:
         raise StoredFileError(f"There is no file {path}; give the path of a mixture that was saved with save().")
     try:
         with safe_open(path, framework="numpy") as stored:
-            header = json.loads((stored.metadata() or {})["siammm"])
+            header = dict(json.loads((stored.metadata() or {})["siammm"]))
             arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise StoredFileError(
@@ -77,16 +77,21 @@ def load(kind: type[Estimator], path: Path) -> Estimator:
     if header.get("kind") != kind.__name__:
         raise StoredFileError(f"{path} holds a {header.get('kind')}, not a {kind.__name__}; load it with that class.")
     _check_arrays(arrays, header["kind"], path)
-    mixture: Any = kind(**header["parameters"])
-    for name in _ARRAYS[header["kind"]]:
-        setattr(mixture, name, arrays[name])
-    for name, value in header["fitted"].items():
-        if name in _NUMBERS:
-            setattr(mixture, name, value)
-    merges = header["merges"]
-    mixture.merges_ = (
-        None if merges is None else Merges(arrays["merges.linkage"], merges["n_components"], merges["n_merges"])
-    )
+    try:
+        mixture: Any = kind(**header["parameters"])
+        for name in _ARRAYS[header["kind"]]:
+            setattr(mixture, name, arrays[name])
+        for name, value in header["fitted"].items():
+            if name in _NUMBERS:
+                setattr(mixture, name, value)
+        merges = header["merges"]
+        mixture.merges_ = (
+            None if merges is None else Merges(arrays["merges.linkage"], merges["n_components"], merges["n_merges"])
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StoredFileError(
+            f"{path} is damaged, or from another version of siammm: its header cannot be read; save the mixture again."
+        ) from error
     return mixture
 
 
@@ -109,4 +114,9 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
 
 def _is_plain(value: object) -> bool:
     """Whether JSON holds it; an array or a fitted mixture given as ``init`` is where a fit began, not what it found."""
-    return isinstance(value, (str, int, float, bool, type(None)))
+    return isinstance(value, (str, int, float, bool, type(None), np.generic))
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
