@@ -288,7 +288,7 @@ def families_table(families: dict[str, Family], seeds: int, *, digits: bool) -> 
 
 
 def pace_table() -> str:
-    """From 4,000 components on 40,000 samples of 100 and 200, as where the reading of Eq. 11 was chosen, down to 400."""
+    """From 4,000 components to 400, on 40,000 samples of 100 and of 200: as where the reading of Eq. 11 was chosen."""
     marks = (0, 1, 2, 3, 5, 10, 15, 20, 30)
     rows = []
     for k in (200, 100):
