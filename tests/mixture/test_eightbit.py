@@ -125,3 +125,13 @@ def test_searching_in_threads_leaves_the_filters_of_warnings_alone() -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: eightbit.nearest(x, w, 2), range(8)))
     assert list(warnings.filters) == before
+
+
+@pytest.mark.parametrize("n_neighbours", [1, 5])
+def test_components_in_a_narrow_cone(n_neighbours: int) -> None:
+    """Their mean is taken off; without that every row would be searched in full."""
+    axis = rows(1, 128, 15)
+    x, w = (normalize(axis + 0.1 * rows(n, 128, seed), dim=1) for n, seed in ((3000, 16), (800, 17)))
+    score, _ = eightbit.nearest(x, w, n_neighbours)
+    exact = (x.double() @ w.double().T).topk(n_neighbours, dim=1).values
+    torch.testing.assert_close(score.double(), exact, rtol=0, atol=1e-6)

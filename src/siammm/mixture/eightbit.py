@@ -28,6 +28,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 _REACH = 2.9
+# Components whose mean has a squared length above this lie in a cone.
+_CONE = 0.25
 # Candidates beyond H: each costs a score, and saves a search of the rows where it settles the matter.
 _SPARE = 3
 _SECOND_SPARE = 9
@@ -88,9 +90,11 @@ def nearest(x_ND: Tensor, w_KD: Tensor, n_neighbours: int, x_bytes: Bytes | None
     n_scored = 1 if n_neighbours == 1 else n_neighbours + _SPARE
     # As many numbers to look at in the groups' maxima as then within the best groups.
     n_groups = 8 * math.ceil(math.sqrt((n_scored + 1) * k) / 8)
-    # Without their mean the components have the same order for every row, and in a narrow cone far finer steps.
+    # Without their mean the components have the same order for every row, and in a narrow cone far finer steps;
+    # elsewhere it would only cost a product.
     mean_D = w_KD.mean(dim=0)
-    apart_KD = w_KD - mean_D
+    cone = float(mean_D.square().sum()) > _CONE
+    apart_KD = w_KD - mean_D if cone else w_KD
     w_bytes = Bytes.of(functional.pad(apart_KD, (0, 0, 0, -k % n_groups)), common_step=True)
     step, longest = float(w_bytes.step_N[0]), float(apart_KD.square().sum(dim=1).amax()) ** 0.5
     score_NH = x_ND.new_empty(n, n_neighbours)
@@ -102,7 +106,9 @@ def nearest(x_ND: Tensor, w_KD: Tensor, n_neighbours: int, x_bytes: Bytes | None
         low = Bytes.of(x) if x_bytes is None else x_bytes[piece]
         product_NK = _int_mm(low.code_ND, w_bytes.code_ND.T, out=buffer[: x.shape[0]])
         product_NK[:, k:] = _LEAST
-        reach_N = x @ mean_D + _REACH * ((low.step_N * longest) ** 2 + step**2).sqrt()
+        reach_N = _REACH * ((low.step_N * longest) ** 2 + step**2).sqrt()
+        if cone:
+            reach_N += x @ mean_D
         search = _Search(x, w_KD, product_NK, n_groups, low.step_N * step, reach_N)
         score_NH[piece], index_NH[piece], doubtful = search.decided(n_neighbours, n_scored)
         if doubtful.numel():
@@ -136,8 +142,10 @@ class _Search:
     def decided(self, n_neighbours: int, n_candidates: int) -> tuple[Tensor, Tensor, Tensor]:
         """The H best of the candidates, and which rows might hold a better one that is not a candidate."""
         candidate_NC, rest_N = _top(self.product_NK, n_candidates, self.n_groups)
-        score_NC, order = _scores(self.x_ND, self.w_KD, candidate_NC).sort(dim=1, descending=True)
-        score_NH, index_NH = score_NC[:, :n_neighbours], candidate_NC.gather(1, order[:, :n_neighbours])
+        score_NH, index_NH = _scores(self.x_ND, self.w_KD, candidate_NC), candidate_NC
+        if n_candidates > 1:
+            score_NC, order = score_NH.sort(dim=1, descending=True)
+            score_NH, index_NH = score_NC[:, :n_neighbours], candidate_NC.gather(1, order[:, :n_neighbours])
         doubtful = (score_NH[:, -1] <= rest_N * self.scale_N + self.reach_N).nonzero()[:, 0]
         return score_NH, index_NH, doubtful
 
