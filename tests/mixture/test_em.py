@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from siammm import GaussianMixture, VonMisesFisherMixture
-from siammm.mixture import em
-from siammm.mixture.components import ConcentrationSettings, VonMisesFisherComponents
+from siammm.mixture import em, vmf
+from siammm.mixture.components import ConcentrationSettings, VonMisesFisherComponents, concentrations
 from siammm.mixture.em import Assignment
 from siammm.mixture.samples import Samples
 from tests.conftest import Known, known_mixture
@@ -227,3 +227,18 @@ def test_a_fit_in_bytes_is_the_fit_in_single_precision() -> None:
         ]
         np.testing.assert_array_equal(fits[0].labels_, fits[1].labels_)
         assert fits[0].lower_bound_ == pytest.approx(fits[1].lower_bound_, abs=1e-5)
+
+
+def test_few_samples_are_corrected_by_what_the_principal_directions_hold() -> None:
+    """Appendix C with 13 samples a component: noise within some directions alone must not be taken for all of it."""
+    d, kappa, n, repeats = 128, 80.0, 13, 300
+    generator = torch.Generator().manual_seed(0)
+    mu = torch.eye(d, dtype=torch.float64)[0]
+    x = vmf.sample(mu, kappa, n * repeats, generator=generator)
+    basis = torch.eye(d, dtype=torch.float64)[:, :32]
+    energy = float((x @ basis).square().sum(dim=1).mean())
+    mean = x.reshape(repeats, n, d).mean(dim=1)
+    settings = ConcentrationSettings(shrinkage=0.0, basis_DP=basis, energy=energy)
+    found = concentrations(mean.norm(dim=1), mean, torch.full((repeats,), float(n)), settings)
+    many = concentrations(torch.ones(1), x.mean(dim=0, keepdim=True), torch.tensor([float(n * repeats)]), settings)
+    assert found.mean().item() == pytest.approx(many.item(), rel=0.02)
