@@ -10,21 +10,20 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from siammm import __version__
-from siammm.config import ClusterConfig, DemoConfig
-from siammm.errors import SiamMMError
+from siammm.config import ClusterConfig, DemoConfig, TrainConfig
+from siammm.errors import SiamMMError, Stopped
+from siammm.presets import PRESETS
 
-_Command = (
-    Annotated[DemoConfig, tyro.conf.subcommand("demo")] | Annotated[ClusterConfig, tyro.conf.subcommand("cluster")]
-)
+_Config = DemoConfig | TrainConfig | ClusterConfig
 
 _DESCRIPTION = (
-    f"siammm {__version__}: find the clusters in embeddings, and how many there are, without labels. "
-    "New here? Run `siammm demo`."
+    f"siammm {__version__}: learn an encoder from images and find the clusters in them, and how many there are, "
+    "without labels. New here? Run `siammm demo`."
 )
 
 
@@ -49,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except SiamMMError as error:
         return _fail(str(error), 2)
+    except Stopped as stopped:
+        return _fail(str(stopped), stopped.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted.", 130)
     except BrokenPipeError:
@@ -58,22 +59,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse(arguments: Sequence[str]) -> DemoConfig | ClusterConfig:
+def parse(arguments: Sequence[str]) -> _Config:
     """The settings that these arguments mean; exits with 2 where they mean none."""
+    preset = PRESETS.get(_preset(arguments), TrainConfig())  # an unknown name is refused with all other flags, below
+    command: Any = (
+        Annotated[DemoConfig, tyro.conf.subcommand("demo")]
+        | Annotated[TrainConfig, tyro.conf.subcommand("train", default=preset)]
+        | Annotated[ClusterConfig, tyro.conf.subcommand("cluster")]
+    )
     return tyro.cli(
-        _Command,  # pyright: ignore[reportArgumentType]
+        command,
         prog="siammm",
         description=_DESCRIPTION,
         args=arguments,
-        config=(tyro.conf.FlagCreatePairsOff,),
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
     )
 
 
-def _run(config: DemoConfig | ClusterConfig) -> None:
+def _preset(arguments: Sequence[str]) -> Any:
+    """The preset that is asked for: it is where the other flags start from, so it must be known first."""
+    for number, argument in enumerate(arguments):
+        name, _, value = argument.partition("=")
+        if name == "--preset":
+            return value or next(iter(arguments[number + 1 :]), None)
+    return None
+
+
+def _run(config: _Config) -> None:
     if isinstance(config, DemoConfig):
         from siammm.commands.demo import demo
 
         demo(config)
+    elif isinstance(config, TrainConfig):
+        from siammm.commands.train import train
+
+        train(config)
     else:
         from siammm.commands.cluster import cluster
 

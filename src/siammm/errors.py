@@ -17,5 +17,13 @@ class StoredFileError(SiamMMError, ValueError):
     """A file that should hold a saved model or a table of embeddings does not, or is damaged."""
 
 
+class Stopped(Exception):  # noqa: N818 - a wish that was granted, not an error
+    """A run was asked to stop and has saved itself; the message says how to go on."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
 class ZeroRowWarning(UserWarning):
     """Some rows have a length of 0, hence no direction: the estimators keep them and warn, the commands refuse them."""

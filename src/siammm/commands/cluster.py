@@ -19,7 +19,6 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from scipy.stats import rankdata
 
 import siammm
 from siammm.config import ClusterConfig, default_n_components
@@ -27,6 +26,7 @@ from siammm.data.embeddings import EmbeddingTable, read_embeddings
 from siammm.data.folders import check_new_folder, new_folder
 from siammm.errors import InputError, ZeroRowWarning
 from siammm.evaluate.clustering import ClusteringScores, clustering_scores, label_codes
+from siammm.evaluate.outliers import outlier_score
 
 # What a result consists of; a folder that holds anything else is not replaced.
 ASSIGNMENTS, MIXTURE, SUMMARY = "assignments.parquet", "mixture.safetensors", "summary.json"
@@ -105,15 +105,6 @@ def _fit(mixture: Any, X: np.ndarray) -> None:
         raise InputError(str(error).replace("use GaussianMixture", "use --family gaussian")) from error
     except torch.OutOfMemoryError as error:
         raise InputError("The GPU has not enough memory for this; use fewer components or --device cpu.") from error
-
-
-def outlier_score(log_density: np.ndarray) -> np.ndarray:
-    """How unusual each sample is among all of them: the share of the others that the mixture finds likelier.
-
-    A log density has no scale that means anything to a reader; 0.97 reads "more unusual than 97 % of the others".
-    """
-    others = max(1, len(log_density) - 1)
-    return ((rankdata(-log_density, method="min") - 1) / others).astype(np.float32)
 
 
 def assignments(found: Clustering) -> pa.Table:

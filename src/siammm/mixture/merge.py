@@ -13,7 +13,7 @@ from __future__ import annotations
 # torch and scipy are only partly typed.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -58,15 +58,16 @@ def merged(
     assignment: Assignment,
     settings: MergeSettings,
     *,
+    history: MergeHistory | None = None,
     on_round: Callable[[int, int], None] | None = None,
 ) -> tuple[Components, MergeHistory]:
-    """Merge until nothing more may be merged.
+    """Merge until nothing more may be merged; ``history`` is that of earlier rounds, where there were any.
 
     The paper's rule has no stop of its own and ends at its floor or where no pair is below its threshold. The automatic
     rule ends by its test, after which every component is offered a split; a split that survives starts a tree of its
     own.
     """
-    history = MergeHistory(int(components.weight_K.shape[0]))
+    history = history or MergeHistory(int(components.weight_K.shape[0]))
     components = _rounds(samples, components, assignment, settings, history, on_round)
     if settings.rule == "paper":
         return components, history
@@ -297,6 +298,30 @@ class MergeHistory:
         count = max(group) + 1
         self._node, self._leaves = [node[i] for i in range(count)], [leaves[i] for i in range(count)]
         self.n_components.append(count)
+
+    def as_tensors(self) -> dict[str, Tensor]:
+        """All of it, for a checkpoint."""
+        return {
+            "n_start": torch.tensor(self.n_start),
+            "before": torch.tensor(self.before, dtype=torch.int64),
+            "n_components": torch.tensor(self.n_components, dtype=torch.int64),
+            "rows": torch.tensor(self._rows, dtype=torch.float64).reshape(-1, 4),
+            "node": torch.tensor(self._node, dtype=torch.int64),
+            "leaves": torch.tensor(self._leaves, dtype=torch.int64),
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> MergeHistory:
+        """What ``as_tensors`` wrote."""
+        rows = [(int(i), int(j), height, int(leaves)) for i, j, height, leaves in tensors["rows"].tolist()]
+        return cls(
+            n_start=int(tensors["n_start"]),
+            before=tensors["before"].tolist(),
+            n_components=tensors["n_components"].tolist(),
+            _rows=rows,
+            _node=tensors["node"].tolist(),
+            _leaves=tensors["leaves"].tolist(),
+        )
 
     def finished(self, centre_KD: Tensor) -> Merges:
         """The history as it is kept with a fit, the tree completed by what would merge next."""

@@ -1,0 +1,113 @@
+"""Is the trainer sound, and what does the mixture add? CIFAR-10 (or -100), ResNet-18, one recipe, two objectives.
+
+    python benchmarks/train_cifar.py DATA --recipe byol --output OUT
+    python benchmarks/train_cifar.py DATA --recipe siammm --output OUT
+
+DATA is a folder with train.npz and test.npz. Figures are of the last epoch; test labels choose nothing. With
+--validation, a tenth of the training images stands in for the test set: for choosing settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from siammm.data.loader import open_loader
+from siammm.data.sources import Source, open_source
+from siammm.evaluate.clustering import clustering_scores
+from siammm.evaluate.knn import knn_accuracy
+from siammm.evaluate.linear import linear_accuracy
+from siammm.learn.loop import Silent, Training
+from siammm.learn.progress import described
+from siammm.presets import PRESETS, with_settings
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "byol": {"cluster_loss": "none"},
+    "siammm": {},
+    "siammm-paper": {"merge": "paper"},
+    "siammm-fixed": {"merge": "none", "n_components": 1000},
+}
+
+
+class Lines(Silent):
+    """One line an epoch, with the time."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def finished_epoch(self, row: dict[str, Any]) -> None:
+        print(f"{time.monotonic() - self._start:7.1f} s  epoch {row['epoch']}: {described(row)}", flush=True)
+
+
+def split(folder: Path, *, validation: bool) -> tuple[Source, np.ndarray, Source, np.ndarray]:
+    train, test = np.load(folder / "train.npz"), np.load(folder / "test.npz")
+    x, y = train["images"], train["labels"]
+    if validation:
+        held = np.random.default_rng(0).permutation(len(x))[: len(x) // 10]
+        rest = np.setdiff1d(np.arange(len(x)), held)
+        return open_source(x[rest]), y[rest], open_source(x[held]), y[held]
+    return open_source(x), y, open_source(test["images"]), test["labels"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--recipe", choices=RECIPES, default="siammm")
+    parser.add_argument("--preset", default="cifar")
+    parser.add_argument("--epochs", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--validation", action="store_true")
+    parser.add_argument("--set", nargs="*", default=[], help="settings as name=value")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--keep", action="store_true", help="also keep embeddings of both views, for study")
+    args = parser.parse_args()
+    settings = RECIPES[args.recipe] | {"epochs": args.epochs, "random_state": args.seed}
+    for pair in args.set:
+        name, value = pair.split("=", 1)
+        try:
+            settings[name] = json.loads(value)
+        except ValueError:
+            settings[name] = value
+    config = with_settings(PRESETS[args.preset], data=str(args.data), **settings)
+    source, labels, other, other_labels = split(args.data, validation=args.validation)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    started = time.monotonic()
+    training = Training(config, source, device, listener=Lines())
+    trained = training.run()
+    seconds = time.monotonic() - started
+    held = open_loader(other, training.views, device, seed=0)
+    found: dict[str, Any] = {
+        "recipe": args.recipe, "settings": settings, "validation": args.validation, "seconds": round(seconds, 1),
+        "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),
+        "judged": "a tenth of the training images, held out" if args.validation else "the test images",
+    }  # fmt: skip
+    for name, momentum in (("online", False), ("momentum", True)):
+        bank, query = training.features(training.loader, momentum=momentum), training.features(held, momentum=momentum)
+        found[f"knn_{name}"] = knn_accuracy(query, other_labels, bank, labels, k=200, temperature=0.1)
+        found[f"knn20_{name}"] = knn_accuracy(query, other_labels, bank, labels, k=20, temperature=0.07)
+        if args.epochs >= 50 and name == "online":
+            y, y_test = torch.from_numpy(labels), torch.from_numpy(other_labels)
+            found[f"linear_{name}"] = linear_accuracy(bank, y, query, y_test)
+    if trained.mixture is not None and trained.labels is not None:
+        scores = clustering_scores(labels, trained.labels)
+        found |= {"n_clusters": trained.mixture.n_components_, "n_clusters_in_training": training.clustering.n_start}
+        names = ("ami", "nmi", "ari", "hungarian_accuracy", "majority_accuracy")
+        found |= {name: getattr(scores, name) for name in names}
+        found["k_curve"] = [row.get("n_clusters") for row in training.metrics]
+    args.output.mkdir(parents=True, exist_ok=True)
+    name = f"{args.recipe}-{args.epochs}-{args.seed}"
+    (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))
+    if args.keep:
+        views = training.bank.view_2ND[:, :-1].half().cpu().numpy()
+        np.savez(args.output / f"{name}.npz", clean=trained.embeddings.astype(np.float16), views=views, labels=labels)
+    print(json.dumps({key: value for key, value in found.items() if key != "k_curve"}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""``siammm train``: images in; an encoder, a mixture, the clusters of the images and their number out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.markup import escape
+
+import siammm
+from siammm.commands.cluster import cluster_table, score_table
+from siammm.config import TrainConfig
+from siammm.data.folders import check_new_folder
+from siammm.data.sources import Source, open_source
+from siammm.errors import InputError, Stopped
+from siammm.evaluate.clustering import clustering_scores
+from siammm.learn import checkpoint, distributed, results, run
+from siammm.learn.distributed import Context
+from siammm.learn.loop import Interrupted, Listener, Silent, Trained, Training
+from siammm.learn.progress import TrainingProgress, described
+from siammm.learn.run import RunFolder
+from siammm.presets import PRESETS, check_settings, setting_homes, with_settings
+
+# What may be changed when a run goes on: where it runs, not what it computes.
+_CHANGEABLE = frozenset({"data", "resume", "device", "workers", "preset", "save_every", "tensorboard", "output"})
+
+
+def train(config: TrainConfig) -> None:
+    """Run the command."""
+    if config.resume is None and config.data is None:
+        raise InputError("There is nothing to train on; give a folder of images, or digits for a first look.")
+    with distributed.setup(config.run.device) as context:
+        console = Console(highlight=False)
+        if config.resume is not None:
+            _resume(config, context, console)
+        else:
+            _start(config, context, console)
+
+
+def _start(config: TrainConfig, context: Context, console: Console) -> None:
+    check_settings(config)
+    source = _source(config, str(config.data))
+    output = config.output or Path(f"{Path(source.name).stem or source.kind}-run")
+    folder: RunFolder | None = None
+    if context.rank == 0:
+        check_new_folder(output, overwrite=config.overwrite, ours=run.NAMES)
+        folder = RunFolder.create(output, config, _facts(config, source))
+    _run(config, source, folder, context, console)
+
+
+def _resume(config: TrainConfig, context: Context, console: Console) -> None:
+    assert config.resume is not None
+    folder, stored, facts = RunFolder.open(config.resume)
+    config = _continued(config, stored)
+    where = config.data or str(facts.get("data_path", stored.data))
+    source = _source(config, where)
+    if source.fingerprint() != facts.get("fingerprint"):
+        raise InputError(
+            f"{where} does not hold the images that {config.resume} was trained on; give the same ones, or start anew."
+        )
+    state = checkpoint.load(folder.checkpoints)
+    config = dataclasses.replace(config, data=stored.data, resume=None)
+    _run(config, source, folder if context.rank == 0 else None, context, console, state=state, resumed=folder.path)
+
+
+def _run(
+    config: TrainConfig,
+    source: Source,
+    folder: RunFolder | None,
+    context: Context,
+    console: Console,
+    *,
+    state: tuple[dict[str, torch.Tensor], dict[str, Any], Path] | None = None,
+    resumed: Path | None = None,
+) -> None:
+    if context.rank == 0:
+        announce(config, source, context, console)
+    known_bad = None if state is None else dict(state[1]["set_aside"])
+    with contextlib.ExitStack() as stack:
+        progress: Listener = stack.enter_context(TrainingProgress()) if context.rank == 0 else Silent()
+        if folder is not None:
+            stack.callback(folder.close)
+        training = Training(config, source, context.device, run=folder, listener=progress, known_bad=known_bad)
+        stack.callback(training.loader.close)
+        if state is not None:
+            training.restore(state[0], state[1])
+        if folder is not None and len(training.loader.set_aside):
+            training.loader.set_aside.write(folder.path)
+        stop = stack.enter_context(_signals())
+        training.stop_requested = lambda: stop[0] != 0
+        try:
+            trained = training.run()
+        except Interrupted:
+            path = folder.path if folder is not None else resumed
+            raise Stopped(
+                f"stopped in epoch {training.epoch + 1} of {config.optimisation.epochs}, and saved; go on with: "
+                f"siammm train --resume {path}",
+                stop[0] or signal.SIGTERM,
+            ) from None
+    if folder is not None:
+        results.leave(folder, training, trained)
+        show(training, trained, folder.path, console)
+
+
+def announce(config: TrainConfig, source: Source, context: Context, console: Console) -> None:
+    """Say what is about to happen, so that a wrong path or size is seen at once."""
+    shape = source.uniform_shape()
+    size = "of different sizes" if shape is None else f"of {shape[0]} x {shape[1]} pixels"
+    labels = "with labels, which only judge" if source.labels is not None else "without labels"
+    many = f", {context.world_size} processes" if context.world_size > 1 else ""
+    console.print(
+        f"[bold]siammm[/] trains {escape(config.network.backbone)} on {len(source):,} images {size} from "
+        f"{escape(source.name)}, {labels}: {config.optimisation.epochs} epochs on {context.device}{many}."
+    )
+    if source.note is not None:
+        console.print(escape(source.note), style="yellow")
+
+
+def show(training: Training, trained: Trained, output: Path, console: Console) -> None:
+    """Print what was found."""
+    aside = len(training.loader.set_aside)
+    if aside:
+        console.print(f"{aside:,} images could not be read: {escape(str(output / run.SET_ASIDE))}", style="yellow")
+    console.print(f"Trained in {_duration(training.seconds)}. {described(training.metrics[-1])}")
+    if trained.mixture is not None and trained.labels is not None:
+        labels = training.loader.labels
+        sizes = np.bincount(trained.labels, minlength=trained.mixture.n_components_)
+        console.print(
+            f"[bold green]{trained.mixture.n_components_:,} clusters[/] of {training.loader.n_images:,} images, "
+            f"from {training.clustering.n_start:,} at the start.\n"
+        )
+        named = labels
+        names = training.loader.source.label_names
+        if labels is not None and names is not None:
+            named = np.array(names, dtype=object)[labels]
+        concentration = np.asarray(trained.mixture.concentrations_, dtype=float)
+        console.print(cluster_table(sizes, concentration, "concentration", trained.labels, named))
+        if labels is not None:
+            console.print(score_table(clustering_scores(labels, trained.labels)))
+    console.print(f"Everything is in [bold]{escape(str(output))}[/].")
+
+
+def _source(config: TrainConfig, data: str) -> Source:
+    reading = config.reading
+    source = open_source(data, image_key=reading.image_key, label_key=reading.label_key, max_pixels=reading.max_pixels)
+    if not len(source):
+        raise InputError(f"{data} holds no images; give a folder or file that does.")
+    return source
+
+
+def _facts(config: TrainConfig, source: Source) -> dict[str, Any]:
+    """What the run folder says besides the settings."""
+    path = Path(str(config.data))
+    return {
+        "data_path": str(path.resolve()) if path.exists() else config.data,
+        "fingerprint": source.fingerprint(),
+        "n_images": len(source),
+        "kind": source.kind,
+        "versions": {"siammm": siammm.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
+    }
+
+
+def _continued(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
+    """The stored settings, with the few that a resumed run may change taken from the command line."""
+    preset = PRESETS[config.preset]
+    changed: dict[str, Any] = {}
+    for name, group in setting_homes().items():
+        given = getattr(config if group is None else getattr(config, group), name)
+        usual = getattr(preset if group is None else getattr(preset, group), name)
+        if given == usual:
+            continue
+        if name not in _CHANGEABLE:
+            raise InputError(
+                f"A run goes on with its own settings, so --{name.replace('_', '-')} cannot be changed by --resume; "
+                "leave it out, or start anew."
+            )
+        changed[name] = given
+    return with_settings(stored, **(changed | {"resume": config.resume}))
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM ask for a stop after the present step; a second Ctrl-C stops at once."""
+    asked = [0]
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may listen
+        yield asked
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked[0] and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked[0] = number
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,324 @@
+"""Images that are pixels already: arrays in memory, ``.npy`` and ``.npz`` files, and scikit-learn's digits."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from siammm.data import labels as labelling
+from siammm.data.labels import LABEL_KEYS, NAME_KEYS
+from siammm.data.source import Source
+from siammm.data.wording import listed, one_line, shape_text, shown
+from siammm.errors import InputError, StoredFileError
+
+IMAGE_KEYS = ("images", "image", "x", "X", "data")
+_CHECKED_AT_A_TIME = 2**24
+
+
+class ArraySource(Source):
+    """Images of one size in a uint8 array: N x H x W x 3, N x 3 x H x W, or grey, with one channel or no axis for it.
+
+    A ``.npy`` file is memory-mapped, a ``.npz`` file is read into memory; both are opened again by a process that is
+    given the source. Floating-point images are taken only where nothing is lost: where every value is a whole number
+    of 255ths, from 0 to 1.
+    """
+
+    kind = "array"
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        *,
+        name: str,
+        labels: np.ndarray | None = None,
+        label_names: list[str] | None = None,
+    ) -> None:
+        self.name = name
+        self.labels = labels
+        self.label_names = label_names
+        self._layout = _layout(images.shape, shown(name))
+        self._images = _as_bytes(images, shown(name))
+        # The file and the array in it to open again elsewhere, where there is one.
+        self._file: tuple[Path, str | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def image(self, i: int) -> np.ndarray:
+        """See ``Source.image``."""
+        pixels = np.asarray(self._images[self._check_position(i)])
+        if self._layout == "channels first":
+            pixels = pixels.transpose(1, 2, 0)
+        elif self._layout == "grey":
+            pixels = pixels[:, :, None]
+        if pixels.shape[2] == 1:
+            pixels = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
+        return np.array(pixels, order="C")
+
+    def images(self) -> np.ndarray:
+        """See ``Source.images``."""
+        pixels = np.asarray(self._images)
+        if self._layout == "channels first":
+            pixels = pixels.transpose(0, 2, 3, 1)
+        elif self._layout == "grey":
+            pixels = pixels[..., None]
+        return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:3], 3)))
+
+    def size(self, i: int) -> tuple[int, int]:
+        """See ``Source.size``."""
+        return self.uniform_shape()
+
+    def content(self, i: int) -> bytes:
+        """See ``Source.content``: the pixels as they are given out, so that the layout makes no difference."""
+        return self.image(i).tobytes()
+
+    def identifier(self, i: int) -> str:
+        """See ``Source.identifier``: the row."""
+        return str(self._check_position(i))
+
+    def uniform_shape(self) -> tuple[int, int]:
+        """Height and width of all images."""
+        shape = self._images.shape
+        return shape[2:4] if self._layout == "channels first" else shape[1:3]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(vars(self))
+        if self._file is not None:
+            del state["_images"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self._file is not None:
+            path, key = self._file
+            stored = _map_npy(path) if key is None else _load_npz(path, [key])[key]
+            self._images = _as_bytes(stored, shown(path))
+
+
+class DigitsSource(ArraySource):
+    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; their greys of 0 to 16 become 0 to 255."""
+
+    kind = "digits"
+
+    def __init__(self, name: str = "digits") -> None:
+        from sklearn.datasets import load_digits
+
+        bunch: Any = load_digits()
+        images = np.round(bunch.images * (255 / 16)).astype(np.uint8)
+        names = [str(name) for name in bunch.target_names]
+        super().__init__(images, name=name, labels=bunch.target.astype(np.int64), label_names=names)
+
+
+def array_name(images: np.ndarray) -> str:
+    """What an array that has no name is called."""
+    return f"the array {shape_text(images.shape)}"
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def open_npy(path: Path, *, name: str, image_key: str | None = None, label_key: str | None = None) -> ArraySource:
+    """The images of a ``.npy`` file, memory-mapped; there are no labels in it."""
+    if image_key or label_key:
+        raise InputError(
+            f"{shown(name)} holds one array without names, so there is no {image_key or label_key!r} in it; "
+            "use .npz to keep labels beside the images."
+        )
+    source = ArraySource(_map_npy(path), name=name)
+    source._file = (path.absolute(), None)
+    return source
+
+
+def open_npz(path: Path, *, name: str, image_key: str | None = None, label_key: str | None = None) -> ArraySource:
+    """The images of a ``.npz`` file, with its labels and their names where it has them."""
+    headers = _npz_headers(path)
+    key = _choose_images(headers, image_key, path)
+    n = headers[key][0][0]
+    label_name = _choose_labels(headers, label_key, key, n, path)
+    names_key = next((other for other in NAME_KEYS if other in headers and headers[other][1].kind in "US"), None)
+    wanted = [other for other in (key, label_name, names_key) if other is not None]
+    arrays = _load_npz(path, wanted)
+    labels, label_names = None, None
+    if label_name is not None:
+        names = None if names_key is None else [str(value) for value in _text(arrays[names_key])]
+        labels, label_names = labelling.from_values(arrays[label_name], names)
+    source = ArraySource(arrays[key], name=name, labels=labels, label_names=label_names)
+    source._file = (path.absolute(), key)
+    return source
+
+
+def _map_npy(path: Path) -> np.ndarray:
+    try:
+        with path.open("rb") as file:
+            shape, dtype = _header(file, shown(path))
+        _check_type(dtype, shown(path))
+        _layout(shape, shown(path))
+        return np.lib.format.open_memmap(path, mode="r")
+    except OSError as error:
+        raise StoredFileError(f"{shown(path)} cannot be read ({one_line(error)}); check the file.") from error
+    except ValueError as error:
+        if isinstance(error, InputError | StoredFileError):
+            raise
+        raise StoredFileError(f"{shown(path)} is shorter than its header says; write it again.") from error
+
+
+def _npz_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Shape and type of every array in the file. Nothing is unpickled."""
+    headers: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            names = [member.filename.removesuffix(".npy") for member in members]
+            for name, member in zip(names, members, strict=True):
+                if names.count(name) > 1:
+                    raise StoredFileError(f"{shown(path)} holds two arrays called {name!r}; save it again.")
+                with archive.open(member) as file:
+                    shape, dtype = headers[name] = _header(file, f"{name!r} in {shown(path)}")
+                    stored = member.file_size - file.tell()
+                if not dtype.hasobject and stored != math.prod(shape) * dtype.itemsize:
+                    raise StoredFileError(
+                        f"{name!r} in {shown(path)} has {stored} bytes, but its header says {shape_text(shape)} of "
+                        f"{dtype.name}; write it again."
+                    )
+    except OSError as error:
+        raise StoredFileError(f"{shown(path)} cannot be read ({one_line(error)}); check the file.") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise StoredFileError(f"{shown(path)} is not a whole .npz file ({one_line(error)}); write it again.") from error
+    return headers
+
+
+def _load_npz(path: Path, keys: list[str]) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {key: stored[key] for key in keys}
+    except MemoryError as error:
+        raise InputError(
+            f"The arrays of {shown(path)} need more memory than there is; save the images as .npy, which is mapped."
+        ) from error
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError) as error:
+        raise StoredFileError(f"{shown(path)} cannot be read ({one_line(error)}); write it again.") from error
+
+
+def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    except (ValueError, EOFError, SyntaxError, UnicodeDecodeError) as error:
+        raise StoredFileError(f"{name} is not a NumPy array, or its start is damaged; write it again.") from error
+    return shape, dtype
+
+
+def _choose_images(headers: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], image_key: str | None, path: Path) -> str:
+    contents = listed(f"{name} {shape_text(shape)} {dtype.name}" for name, (shape, dtype) in headers.items())
+    if image_key is not None and image_key not in headers:
+        raise InputError(f"{shown(path)} has no array {image_key!r}; give --image-key one of: {contents or '(none)'}.")
+    if image_key is None:
+        image_key = next((key for key in IMAGE_KEYS if key in headers), None)
+    if image_key is None:
+        candidates = [name for name, (shape, _) in headers.items() if len(shape) in (3, 4)]
+        if len(candidates) != 1:
+            raise InputError(
+                f"{shown(path)} has {len(candidates)} arrays that could be images (3-D or 4-D); choose one with "
+                f"--image-key: {contents or '(it holds none)'}."
+            )
+        image_key = candidates[0]
+    shape, dtype = headers[image_key]
+    _check_type(dtype, f"{image_key!r} in {shown(path)}")
+    _layout(shape, f"{image_key!r} in {shown(path)}")
+    return image_key
+
+
+def _choose_labels(
+    headers: dict[str, tuple[tuple[int, ...], np.dtype[Any]]],
+    label_key: str | None,
+    image_key: str,
+    n: int,
+    path: Path,
+) -> str | None:
+    if label_key == "":
+        return None
+    if label_key is not None and label_key not in headers:
+        raise InputError(f"{shown(path)} has no array {label_key!r}; give --label-key one of: {listed(headers)}.")
+    usual = [key for key in LABEL_KEYS if key != image_key]
+    key = label_key or next((key for key in usual if key in headers), None)
+    if key is None:
+        return None
+    shape, dtype = headers[key]
+    if shape != (n,) or dtype.kind not in "iubUS":
+        raise InputError(
+            f"{key!r} in {shown(path)} is {shape_text(shape)} of {dtype.name}, but labels are {n} integers or "
+            'strings, one for each image; save them so, or leave them out with --label-key "".'
+        )
+    return key
+
+
+def _text(values: np.ndarray) -> Iterable[str]:
+    return np.char.decode(values, "utf-8", "backslashreplace") if values.dtype.kind == "S" else values
+
+
+# ----------------------------------------------------------------------------------------- what an array must look like
+
+
+def _layout(shape: tuple[int, ...], name: str) -> str:
+    """Where the channels are; refuses what is not an array of images."""
+    problem = ""
+    layout = ""
+    if len(shape) == 4 and shape[3] in (1, 3):
+        layout = "channels last"
+    elif len(shape) == 4 and shape[1] in (1, 3):
+        layout = "channels first"
+    elif len(shape) == 3 and shape[2] != 3:
+        layout = "grey"
+    elif len(shape) == 3:
+        problem = "; one image is given as [image]"
+    if not layout:
+        raise InputError(
+            f"{name} has the shape {shape_text(shape)}, but images are N x H x W x 3, N x 3 x H x W or N x H x W; "
+            f"reshape it{problem}."
+        )
+    if 0 in shape:
+        raise InputError(f"{name} has the shape {shape_text(shape)}, so there are no pixels in it; check the data.")
+    return layout
+
+
+def _check_type(dtype: np.dtype[Any], name: str) -> None:
+    if dtype.kind == "O":
+        raise InputError(f"{name} is an array of Python objects, which is never unpickled; save it as uint8.")
+    if dtype != np.uint8 and dtype.kind != "f":
+        remedy = "(images * 255).astype('uint8')" if dtype.kind == "b" else "scale to 0..255 and use .astype('uint8')"
+        raise InputError(f"{name} is an array of {dtype.name}, but images are uint8 from 0 to 255; {remedy}.")
+
+
+def _as_bytes(images: np.ndarray, name: str) -> np.ndarray:
+    """The array itself if it is uint8; a float array as uint8, if every value is k / 255."""
+    _check_type(images.dtype, name)
+    if images.dtype == np.uint8:
+        return images
+    converted = np.empty(images.shape, np.uint8)
+    rows = max(1, _CHECKED_AT_A_TIME // max(1, images[0].size))
+    # Half precision keeps 11 bits, so its 255ths are off by more than those of float32.
+    tolerance = 0.13 if images.dtype.itemsize == 2 else 1e-3
+    for start in range(0, len(images), rows):
+        values = np.asarray(images[start : start + rows], dtype=np.float64)
+        lowest, highest = values.min(), values.max()
+        if not (lowest >= 0 and highest <= 1):
+            raise InputError(
+                f"{name} holds {images.dtype.name} values from {lowest:g} to {highest:g}, but images are uint8 from 0 "
+                "to 255; scale them and use .round().astype('uint8')."
+            )
+        scaled = values * 255
+        whole = scaled.round()
+        if np.abs(scaled - whole).max() > tolerance:
+            raise InputError(
+                f"{name} holds {images.dtype.name} values that are no whole 255ths, so uint8 would lose some of them; "
+                "round them yourself with (images * 255).round().astype('uint8')."
+            )
+        converted[start : start + rows] = whole
+    return converted

@@ -1,0 +1,420 @@
+"""Safe decoding: bytes that claim to be an image become pixels, or are set aside with the reason.
+
+Nothing here trusts a file. The format is found by content and must be one of a few, the size is read from the header
+and checked before any pixel, and whatever Pillow makes of a damaged file ends as a ``BadImage``, never as a warning or
+a crash. What is done to unusual images: the first frame of an animation is used, transparency is laid over white,
+EXIF orientation is applied, 16-bit greys keep their upper 8 bits (rounded), CMYK is converted as Pillow does, and
+colour profiles are ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import os
+import re
+import secrets
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import numpy as np
+from PIL import Image
+
+from siammm.data.wording import one_line, shown
+from siammm.errors import InputError, SiamMMError
+
+if TYPE_CHECKING:
+    from siammm.data.source import Source
+
+MAX_PIXELS = 178_956_970
+"""The default limit on an image's pixels, where Pillow too refuses: half a gigabyte once decoded."""
+
+MAX_BAD_IMAGES = 0.01
+"""The default share of images that may be set aside before a run stops."""
+
+# Formats that are read; others of Pillow's run programs (EPS), or are seldom images (PDF, FITS).
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
+SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
+    | {".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2", ".j2k"}
+)
+"""How the names of image files end, in lower case."""
+
+_ORIENTATION_TAG = 0x0112
+_TURN = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SIDEWAYS = frozenset({5, 6, 7, 8})
+_IMAGES_A_TASK = 64
+
+EncodedImage = bytes | bytearray | memoryview | str | Path | IO[bytes]
+
+
+class BadImage(SiamMMError):  # noqa: N818 - a finding about data, which is usually collected and not raised further
+    """An image that cannot be used; the message is the reason, to be read after the image's name."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+# ------------------------------------------------------------------------------------------------------------ one image
+
+
+def decode(file: EncodedImage, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """The pixels of an encoded image as uint8, H x W x 3, RGB, upright. Raises ``BadImage``.
+
+    ``file`` is the encoded bytes, a path, or a file opened for reading bytes.
+    """
+    with _opened(file, max_pixels) as image:
+        image.load()
+        orientation = _orientation(image)
+        rgb = _rgb(image)
+        if orientation in _TURN:
+            rgb = rgb.transpose(_TURN[orientation])
+        return np.array(rgb)
+
+
+def read_size(file: EncodedImage, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+    """Height and width of an encoded image from its header alone. Raises ``BadImage``."""
+    with _opened(file, max_pixels) as image:
+        width, height = image.size
+        # Pillow turns the size of a TIFF itself; a PNG's EXIF data may lie behind its pixels, and is seldom there.
+        has_exif = image.format != "TIFF" and (image.format != "PNG" or "exif" in image.info)
+        return (width, height) if has_exif and _orientation(image) in _SIDEWAYS else (height, width)
+
+
+@contextlib.contextmanager
+def _opened(file: EncodedImage, max_pixels: int) -> Iterator[Image.Image]:
+    """The image with its header read and its size checked; any failure until the block ends is a ``BadImage``."""
+    stream = io.BytesIO(read_file(file, max_pixels=max_pixels))
+    try:
+        with _quiet_pillow, _recognised(stream) as image:
+            width, height = image.size
+            if width < 1 or height < 1:
+                raise BadImage(f"has no pixels ({width} x {height})")
+            if width * height > max_pixels:
+                raise BadImage(f"has {width} x {height} pixels, more than the limit of {max_pixels:,}")
+            yield image
+    except BadImage:
+        raise
+    except MemoryError as error:
+        raise BadImage("needs more memory than there is") from error
+    except Exception as error:
+        # A damaged file can raise nearly anything, from OSError to struct.error and KeyError.
+        raise BadImage(f"is damaged ({one_line(error)})") from error
+
+
+def read_file(file: EncodedImage, *, max_pixels: int = MAX_PIXELS) -> bytes:
+    """The bytes of an encoded image, unless they are too many for the limit on pixels. Raises ``BadImage``."""
+    if isinstance(file, bytes | bytearray | memoryview):
+        check_bytes(len(file), max_pixels)
+        return bytes(file)
+    try:
+        if isinstance(file, str | Path):
+            with open(file, "rb") as opened:
+                # Asked for first: reading up to a limit would set that much memory aside.
+                check_bytes(os.fstat(opened.fileno()).st_size, max_pixels)
+                return opened.read()
+        parts: list[bytes] = []
+        while part := file.read(2**20):
+            parts.append(part)
+            check_bytes(2**20 * len(parts), max_pixels)
+        return b"".join(parts)
+    except OSError as error:
+        raise BadImage(f"cannot be read ({one_line(error)})") from error
+
+
+def check_bytes(count: int, max_pixels: int) -> None:
+    """Raise ``BadImage`` for more bytes than four 16-bit channels need without compression, and some for the rest."""
+    limit = 8 * max_pixels + 2**24
+    if count > limit:
+        raise BadImage(f"has {count:,} bytes, too many for at most {max_pixels:,} pixels")
+
+
+def _recognised(stream: io.BytesIO) -> Image.Image:
+    """The image, opened by the first of our formats that accepts its beginning.
+
+    This is what ``Image.open`` does, except for its check of the size: that is tied to a limit which is global to the
+    process, and we have our own.
+    """
+    beginning = stream.read(16)
+    if not beginning:
+        raise BadImage("is empty (0 bytes)")
+    claimed = ""
+    problem = ""
+    for name in _known_formats():
+        factory, accept = Image.OPEN[name]
+        if accept is not None and accept(beginning) is not True:
+            continue
+        stream.seek(0)
+        try:
+            return factory(stream, "")
+        except SyntaxError as error:
+            # Pillow's way of saying that the header is not what its first bytes promise.
+            claimed, problem = name, one_line(error)
+    if claimed:
+        raise BadImage(f"is damaged (a {claimed} file by its first bytes, but {problem})")
+    raise BadImage(f"is not an image in a format that is read ({', '.join(_FORMATS)})")
+
+
+@functools.cache
+def _known_formats() -> tuple[str, ...]:
+    """Those of our formats that this Pillow was built with."""
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_ORIENTATION_TAG, 1))
+    except Exception:
+        # Damaged EXIF data says nothing about the pixels, which may be whole.
+        return 1
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    mode = image.mode
+    if mode.startswith("I;16") or (mode == "I" and image.format in ("PNG", "PPM")):
+        # Pillow would clip at 255.
+        grey = (np.clip(np.asarray(image).astype(np.int64), 0, 65535) + 128) // 257
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    if mode in ("I", "F"):
+        raise BadImage(f"has 32-bit pixels (mode {mode}) of unknown range; save it with 8 or 16 bits")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image if mode == "RGB" else image.convert("RGB")
+
+
+class _QuietPillow:
+    """Silences Pillow's warnings, and no others, while any thread decodes.
+
+    ``warnings.catch_warnings`` puts back a whole list of filters, so threads that overlap can bring back a list that
+    another one meant to be rid of. Here one entry is added to the list by the first thread in, and taken out by the
+    last one out; whatever others do to the list meanwhile stays done.
+    """
+
+    _ENTRY = ("ignore", None, Warning, re.compile(r"PIL\b"), 0)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        # From Python 3.14 on, warnings can belong to a context, hence to a thread; then each thread catches its own.
+        self._by_thread = bool(getattr(sys.flags, "context_aware_warnings", False))
+        self._local = threading.local()
+
+    def __enter__(self) -> None:
+        if self._by_thread:
+            self._local.caught = warnings.catch_warnings()
+            self._local.caught.__enter__()
+            warnings.filterwarnings("ignore", module=r"PIL\b")
+            return
+        with self._lock:
+            self._inside += 1
+            filters = _warning_filters()
+            # Asked for each time: the list may have been replaced since, by somebody's catch_warnings.
+            if not filters or filters[0] is not self._ENTRY:
+                filters.insert(0, self._ENTRY)
+
+    def __exit__(self, *error: object) -> None:
+        if self._by_thread:
+            self._local.caught.__exit__(*error)
+            return
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                filters = _warning_filters()
+                while self._ENTRY in filters:
+                    filters.remove(self._ENTRY)
+
+
+def _warning_filters() -> list[Any]:
+    return cast("list[Any]", warnings.filters)
+
+
+_quiet_pillow = _QuietPillow()
+# A child that is forked while another thread decodes would inherit a lock that nobody releases.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_quiet_pillow.__init__)
+
+
+def fit(image: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """The image at ``shape`` (height, width): its largest centred part of that aspect, resized (bilinear, antialiased).
+
+    The same as resizing the shorter side and cropping the centre, in one step. An image of that shape is returned as
+    it is.
+    """
+    height, width = image.shape[:2]
+    if (height, width) == tuple(shape):
+        return image
+    scale = min(height / shape[0], width / shape[1])
+    part_height, part_width = scale * shape[0], scale * shape[1]
+    left, top = max(0.0, (width - part_width) / 2), max(0.0, (height - part_height) / 2)
+    box = (left, top, min(width, left + part_width), min(height, top + part_height))
+    return np.array(Image.fromarray(image).resize((shape[1], shape[0]), Image.Resampling.BILINEAR, box=box))
+
+
+# ----------------------------------------------------------------------------------------------------------- set aside
+
+
+class SetAside:
+    """The images that could not be read, each with the reason; an image counts once however often it is met."""
+
+    FILE_NAME = "set_aside.json"
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.reasons: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.reasons)
+
+    def add(self, identifier: str, reason: str) -> None:
+        """Set one image aside. Threads may call this at the same time."""
+        self.reasons.setdefault(identifier, reason)
+
+    def merge(self, other: SetAside) -> None:
+        """Take over what another process or thread has set aside of the same images."""
+        for identifier, reason in other.reasons.items():
+            self.add(identifier, reason)
+
+    def check(self, limit: float = MAX_BAD_IMAGES) -> None:
+        """Raise ``InputError`` where more than this share of all images is set aside."""
+        bad = len(self)
+        if bad == 0 or bad <= limit * self.total:
+            return
+        first, reason = next(iter(self.reasons.items()))
+        raise InputError(
+            f"{bad} of {self.total} images ({100 * bad / self.total:.2g} %) cannot be read, and the limit is "
+            f"{100 * limit:g} %; the first is {first!r}, which {reason}; remove them or raise --max-bad-images."
+        )
+
+    def write(self, folder: str | Path) -> Path:
+        """Write ``set_aside.json``, whole or not at all, into an existing folder; the path that was written."""
+        path = Path(folder) / self.FILE_NAME
+        rows = [{"image": identifier, "reason": reason} for identifier, reason in self.reasons.items()]
+        scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        try:
+            scratch.write_text(json.dumps({"total": self.total, "set_aside": rows}, indent=1) + "\n", encoding="utf-8")
+            scratch.replace(path)
+        except OSError as error:
+            scratch.unlink(missing_ok=True)
+            raise InputError(f"{path} cannot be written ({one_line(error)}); make room or check the folder.") from error
+        return path
+
+
+# ---------------------------------------------------------------------------------------------------------- all images
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A whole source in memory."""
+
+    images: np.ndarray
+    """uint8, N' x H x W x 3."""
+    kept: np.ndarray
+    """int64, N' positions in the source, ascending: those that are not set aside."""
+    set_aside: SetAside
+
+
+def decode_all(
+    source: Source,
+    shape: tuple[int, int] | None = None,
+    *,
+    threads: int | None = None,
+    limit: float = MAX_BAD_IMAGES,
+    progress: Callable[[int, int], None] | None = None,
+) -> Decoded:
+    """Read all images of a source into one array.
+
+    Images that are not of ``shape`` (height, width; by default the source's own, where it has one) are resized and
+    cropped by ``fit``. Unreadable ones are set aside; the first one above the share ``limit`` of all images stops the
+    reading with an ``InputError``. ``progress`` is called from this thread with images done and in all.
+    """
+    shape = shape or source.uniform_shape()
+    if shape is None:
+        raise _without_shape(source)
+    whole = source.images() if tuple(shape) == source.uniform_shape() else None
+    if whole is not None:
+        return Decoded(images=whole, kept=np.arange(len(source)), set_aside=SetAside(len(source)))
+    n = len(source)
+    try:
+        images = np.empty((n, *shape, 3), np.uint8)
+    except MemoryError as error:
+        raise InputError(
+            f"{n} images of {shape[0]} x {shape[1]} need {n * shape[0] * shape[1] * 3 / 2**30:.1f} GiB of memory, "
+            "more than there is; choose a smaller --image-size or read them from the disk as they are needed."
+        ) from error
+    set_aside = SetAside(n)
+
+    def read(start: int) -> list[int]:
+        bad: list[int] = []
+        for i in range(start, min(start + _IMAGES_A_TASK, n)):
+            try:
+                images[i] = fit(source.image(i), shape)
+            except BadImage as problem:
+                set_aside.add(source.identifier(i), problem.reason)
+                bad.append(i)
+        return bad
+
+    good = np.ones(n, bool)
+    with ThreadPoolExecutor(threads or default_threads(), thread_name_prefix="siammm-decode") as pool:
+        tasks = [(start, pool.submit(read, start)) for start in range(0, n, _IMAGES_A_TASK)]
+        try:
+            for start, task in tasks:
+                good[task.result()] = False
+                set_aside.check(limit)
+                if progress is not None:
+                    progress(min(start + _IMAGES_A_TASK, n), n)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    kept = np.flatnonzero(good)
+    if len(kept) == 0:
+        raise InputError(f"None of the {n} images of {shown(source.name)} can be read; check the data.")
+    return Decoded(images=_compact(images, kept), kept=kept, set_aside=set_aside)
+
+
+def _without_shape(source: Source) -> InputError:
+    """Why the source has no shape: its images differ, or none of those looked at can be read."""
+    reason = ""
+    for i in source.spread(64):
+        try:
+            source.size(int(i))
+        except BadImage as problem:
+            reason = reason or f"{source.identifier(int(i))!r} {problem.reason}"
+        else:
+            return InputError(
+                f"The images of {shown(source.name)} differ in size; choose one for all with --image-size."
+            )
+    return InputError(f"No image of {shown(source.name)} that was looked at can be read: {reason}; check the data.")
+
+
+def default_threads() -> int:
+    """Threads to decode with: one for each core that this process may use, at most 16."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 16)
+
+
+def _compact(images: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """The kept rows, moved together in place: a second array of this size may not fit."""
+    if len(kept) < len(images):
+        first = int(np.argmax(kept != np.arange(len(kept)))) if kept[-1] != len(kept) - 1 else len(kept)
+        for start in range(first, len(kept), _IMAGES_A_TASK):
+            images[start : start + _IMAGES_A_TASK][: len(kept) - start] = images[kept[start : start + _IMAGES_A_TASK]]
+    return images[: len(kept)]

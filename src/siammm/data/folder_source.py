@@ -1,0 +1,126 @@
+"""A folder of image files, at any depth."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from siammm.data import decode, labels
+from siammm.data.source import EncodedSource, Names
+from siammm.data.wording import one_line, shown
+from siammm.errors import InputError
+
+
+@dataclass
+class FolderContents:
+    """What a walk through a folder found, as sorted relative paths with forward slashes."""
+
+    images: list[str] = field(default_factory=list)
+    parquet: list[str] = field(default_factory=list)
+    tar: list[str] = field(default_factory=list)
+    n_others: int = 0
+
+    def sort(self) -> None:
+        """Put every list in the order of its strings, which is the same on every system."""
+        for paths in (self.images, self.parquet, self.tar):
+            paths.sort()
+
+
+def walk(root: Path) -> FolderContents:
+    """Look through a folder and all below it. Hidden files and folders (.name) are passed over.
+
+    Links are followed, but a folder that is reached twice is read once, so that loops end.
+    """
+    found = FolderContents()
+    seen: set[tuple[int, int]] = set()
+    pending = [""]
+    while pending:
+        below = pending.pop()
+        folder = root / below
+        try:
+            status = folder.stat()
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            with os.scandir(folder) as entries:
+                children = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            raise InputError(
+                f"The folder {shown(folder)} cannot be read ({one_line(error)}); make it readable or move it away."
+            ) from error
+        folders: list[str] = []
+        for entry in children:
+            if entry.name.startswith("."):
+                continue
+            path = f"{below}{entry.name}"
+            if entry.is_dir():
+                folders.append(path + "/")
+            elif entry.is_file():
+                _sort_in(found, path)
+            elif entry.is_symlink() and _suffix(path) in decode.SUFFIXES:
+                # A link to nothing: an image that cannot be read, which is to be reported.
+                found.images.append(path)
+        pending.extend(reversed(folders))
+    found.sort()
+    return found
+
+
+def _sort_in(found: FolderContents, path: str) -> None:
+    suffix = _suffix(path)
+    if suffix in decode.SUFFIXES:
+        found.images.append(path)
+    elif suffix in (".parquet", ".pq"):
+        found.parquet.append(path)
+    elif suffix == ".tar":
+        found.tar.append(path)
+    else:
+        found.n_others += 1
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+class FolderSource(EncodedSource):
+    """The image files below a folder, in the order of their relative paths.
+
+    Labels come from the folders; ``labels.from_paths`` says how.
+    """
+
+    kind = "folder"
+
+    def __init__(
+        self,
+        root: Path,
+        paths: list[str],
+        *,
+        name: str,
+        with_labels: bool = True,
+        max_pixels: int = decode.MAX_PIXELS,
+    ) -> None:
+        self.name = name
+        self.max_pixels = max_pixels
+        self.root = root.absolute()
+        self._paths = Names(os.fsencode(path) for path in paths)
+        if with_labels:
+            self.labels, self.label_names = labels.from_paths([*self._identifiers()])
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def path(self, i: int) -> Path:
+        """The file of image ``i``."""
+        return self.root / os.fsdecode(self._paths[self._check_position(i)])
+
+    def encoded(self, i: int) -> bytes:
+        """See ``EncodedSource.encoded``."""
+        return decode.read_file(self.path(i), max_pixels=self.max_pixels)
+
+    def identifier(self, i: int) -> str:
+        r"""See ``Source.identifier``: the relative path; bytes that are no Unicode are written like ``\xff``."""
+        return self._paths.text(self._check_position(i))
+
+    def _identifiers(self) -> Iterable[str]:
+        return (self._paths.text(i) for i in range(len(self)))

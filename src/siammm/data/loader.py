@@ -1,0 +1,384 @@
+"""Batches of two views, from images that stay on the device or that worker processes read.
+
+Both loaders have one interface. ``batches`` brings what a step needs onto the device: for the *resident* loader the
+numbers of the images, for the *streaming* one also the two crops that the workers cut. ``views`` does the rest on the
+device, in fixed shapes and without making the host wait, so that it can be compiled or captured with the step. Random
+numbers depend on the seed, the epoch and the image alone; the two loaders differ only in that streamed crops are
+rounded to bytes.
+
+An image that cannot be read is set aside before training, with its reason; *positions* number the images that are left.
+
+Legend:  N images, B images of a batch, S pixels of a view's side.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from siammm.data import augment, decode
+from siammm.data.augment import ViewSettings
+from siammm.data.decode import BadImage, SetAside
+from siammm.data.sources import Source
+from siammm.errors import InputError
+
+LoaderKind = Literal["auto", "resident", "streaming"]
+Progress = Callable[[int, int], None]
+
+# Images up to this many pixels a side are kept on the device by default.
+SMALL = 96
+# At most this share of the device's free memory goes to resident images.
+_RESIDENT_SHARE = 0.4
+# A file that was readable at the start is tried again this often: network drives have moments.
+_TRIES = 3
+_CLEAN_BATCH = 512
+# Images whose look is asked for at once: a million waiting questions would take a gigabyte.
+_LOOKED_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The images of one step, on the device; crops only where workers cut them."""
+
+    position_B: Tensor
+    crops: tuple[Tensor, Tensor] | None = None
+
+
+class Loader(ABC):
+    """The images that can be read, as batches of views."""
+
+    def __init__(
+        self,
+        source: Source,
+        kept: np.ndarray,
+        views: tuple[ViewSettings, ViewSettings],
+        device: torch.device,
+        set_aside: SetAside,
+    ) -> None:
+        self.source, self.set_aside = source, set_aside
+        self.view_settings = views
+        self.device = device
+        self.sample_N = torch.from_numpy(np.asarray(kept, dtype=np.int64))
+        """The number, in the source, of each image that can be read."""
+        self._sample_on_device = self.sample_N.to(device)
+
+    @property
+    def n_images(self) -> int:
+        """Images that can be read."""
+        return self.sample_N.shape[0]
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """Labels of the images that can be read, for judging."""
+        return None if self.source.labels is None else np.asarray(self.source.labels)[self.sample_N.numpy()]
+
+    def identifiers(self) -> list[str]:
+        """What the images are called in their source."""
+        return [self.source.identifier(i) for i in self.sample_N.tolist()]
+
+    @abstractmethod
+    def batches(self, epoch: int, positions: Sequence[Tensor]) -> Iterator[Batch]:
+        """What a step needs for each of these groups of images, on the device."""
+
+    @abstractmethod
+    def views(self, batch: Batch, seed: int, epoch: Tensor | int) -> tuple[Tensor, Tensor]:
+        """The two augmented views, (B, 3, S, S) each: the part that runs on the device."""
+
+    @abstractmethod
+    def clean(self, first: int, last: int, batch_size: int = _CLEAN_BATCH) -> Iterator[tuple[int, Tensor]]:
+        """These images without augmentation, in order: the position of the first in a batch, and (B, 3, S, S)."""
+
+    def close(self) -> None:  # noqa: B027 - only one of the loaders has anything to let go
+        """Let worker processes go."""
+
+    @property
+    def _size(self) -> int:
+        return self.view_settings[0].size
+
+
+class ResidentLoader(Loader):
+    """All images as bytes on the device."""
+
+    def __init__(
+        self,
+        source: Source,
+        views: tuple[ViewSettings, ViewSettings],
+        device: torch.device,
+        *,
+        shape: tuple[int, int],
+        limit: float = decode.MAX_BAD_IMAGES,
+        progress: Progress | None = None,
+    ) -> None:
+        decoded = decode.decode_all(source, shape, limit=limit, progress=progress)
+        super().__init__(source, decoded.kept, views, device, decoded.set_aside)
+        # torch warns of arrays that it may not write to, such as a user's own that is mapped from a file.
+        images = np.require(decoded.images, requirements="W")
+        self.image_N3HW = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().to(device)
+
+    def batches(self, epoch: int, positions: Sequence[Tensor]) -> Iterator[Batch]:
+        """The numbers alone: the images are there already."""
+        for position_B in positions:
+            yield Batch(position_B.to(self.device, non_blocking=True))
+
+    def views(self, batch: Batch, seed: int, epoch: Tensor | int) -> tuple[Tensor, Tensor]:
+        """Crop, flip and recolour."""
+        x_B3HW = self.image_N3HW[batch.position_B]
+        sample_B = self._sample_on_device[batch.position_B]
+        height, width = x_B3HW.shape[2:]
+        first, second = (
+            augment.apply(x_B3HW, augment.draw(settings, height, width, seed, epoch, sample_B, view), settings)
+            for view, settings in enumerate(self.view_settings)
+        )
+        return first, second
+
+    def clean(self, first: int, last: int, batch_size: int = _CLEAN_BATCH) -> Iterator[tuple[int, Tensor]]:
+        """Straight from the device."""
+        for start in range(first, last, batch_size):
+            x_B3HW = self.image_N3HW[start : min(start + batch_size, last)]
+            yield start, augment.clean(x_B3HW, self._size, self.view_settings[0])
+
+
+class StreamingLoader(Loader):
+    """Worker processes decode and crop; everything else runs on the device."""
+
+    def __init__(
+        self,
+        source: Source,
+        views: tuple[ViewSettings, ViewSettings],
+        device: torch.device,
+        *,
+        seed: int,
+        workers: int,
+        limit: float = decode.MAX_BAD_IMAGES,
+        known_bad: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        kept, set_aside = readable(source, workers, limit, known_bad=known_bad, progress=progress)
+        super().__init__(source, kept, views, device, set_aside)
+        self._plan = _Plan()
+        self._workers = workers
+        self._loader: Any = self._started(_Crops(source, self.sample_N.numpy(), views, seed), self._plan)
+
+    def batches(self, epoch: int, positions: Sequence[Tensor]) -> Iterator[Batch]:
+        """Cut by the workers, a few batches ahead."""
+        self._plan.batches = [[(epoch, position) for position in group.tolist()] for group in positions]
+        for position_B, first, second in self._loader:
+            yield Batch(
+                position_B.to(self.device, non_blocking=True),
+                (first.to(self.device, non_blocking=True), second.to(self.device, non_blocking=True)),
+            )
+
+    def views(self, batch: Batch, seed: int, epoch: Tensor | int) -> tuple[Tensor, Tensor]:
+        """Recolour what the workers have cropped and flipped."""
+        assert batch.crops is not None, "a streamed batch brings its crops"
+        sample_B = self._sample_on_device[batch.position_B]
+        size = self._size
+        first, second = (
+            augment.colour(crop, augment.draw(settings, size, size, seed, epoch, sample_B, view), settings)
+            for view, (settings, crop) in enumerate(zip(self.view_settings, batch.crops, strict=True))
+        )
+        return first, second
+
+    def clean(self, first: int, last: int, batch_size: int = _CLEAN_BATCH) -> Iterator[tuple[int, Tensor]]:
+        """Resized and cropped by the workers."""
+        plan = _Plan()
+        plan.batches = [
+            [(0, position) for position in range(start, min(start + batch_size, last))]
+            for start in range(first, last, batch_size)
+        ]
+        images = _Clean(self.source, self.sample_N.numpy(), clean_side(self._size))
+        for position_B, x_B3SS in self._started(images, plan, keep=False):
+            yield int(position_B[0]), augment.clean(x_B3SS.to(self.device), self._size, self.view_settings[0])
+
+    def close(self) -> None:
+        """Let worker processes go."""
+        self._loader = None
+
+    def _started(self, images: Dataset[Any], plan: _Plan, *, keep: bool = True) -> Any:
+        return DataLoader(
+            images,
+            batch_sampler=plan,  # pyright: ignore[reportArgumentType] - pairs of epoch and position, not integers
+            num_workers=self._workers,
+            persistent_workers=keep and self._workers > 0,
+            prefetch_factor=4 if self._workers else None,
+            pin_memory=self.device.type == "cuda",
+            worker_init_fn=_one_thread,
+        )
+
+
+class _Plan:
+    """The batches of the coming epoch, which the workers ask for in turn."""
+
+    batches: Sequence[Sequence[tuple[int, int]]] = ()
+
+    def __iter__(self) -> Iterator[Sequence[tuple[int, int]]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class _Images(Dataset[Any]):
+    """Images by (epoch, position), read again if a drive has a moment of weakness."""
+
+    def __init__(self, source: Source, sample_N: np.ndarray) -> None:
+        self._source, self._sample_N = source, sample_N
+
+    def _image(self, position: int) -> np.ndarray:
+        number = int(self._sample_N[position])
+        for attempt in range(_TRIES):
+            try:
+                return self._source.image(number)
+            except BadImage as error:
+                if attempt == _TRIES - 1:
+                    raise InputError(
+                        f"{self._source.identifier(number)} could be read when training began, but no longer "
+                        f"({error}); put it back and resume."
+                    ) from error
+                time.sleep(0.2 * (attempt + 1))
+        raise AssertionError("the last try returns or raises")
+
+
+class _Crops(_Images):
+    """Both views of an image, cropped and flipped, as bytes."""
+
+    def __init__(
+        self, source: Source, sample_N: np.ndarray, views: tuple[ViewSettings, ViewSettings], seed: int
+    ) -> None:
+        super().__init__(source, sample_N)
+        self._views, self._seed = views, seed
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[int, Tensor, Tensor]:
+        epoch, position = item
+        x_CHW = _channels_first(self._image(position))
+        sample_1 = torch.tensor([int(self._sample_N[position])])
+        height, width = x_CHW.shape[1:]
+        first, second = (
+            augment.crop_bytes(
+                x_CHW, augment.draw(settings, height, width, self._seed, epoch, sample_1, view), settings.size
+            )
+            for view, settings in enumerate(self._views)
+        )
+        return position, first, second
+
+
+class _Clean(_Images):
+    """Images of one size without augmentation."""
+
+    def __init__(self, source: Source, sample_N: np.ndarray, side: int) -> None:
+        super().__init__(source, sample_N)
+        self._side = side
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[int, Tensor]:
+        position = item[1]
+        return position, _channels_first(decode.fit(self._image(position), (self._side, self._side)))
+
+
+def clean_side(size: int) -> int:
+    """The side of the square that a view without augmentation is cut from."""
+    return round(size * 256 / 224) if size >= 128 else size
+
+
+def readable(
+    source: Source,
+    workers: int,
+    limit: float,
+    *,
+    known_bad: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> tuple[np.ndarray, SetAside]:
+    """The numbers of the images that can be decoded, and the others with the reason. Reads every image once.
+
+    ``known_bad`` is what an earlier look found, by name: then nothing is read.
+    """
+    set_aside = SetAside(len(source))
+    if known_bad is not None:
+        for name, problem in known_bad.items():
+            set_aside.add(name, problem)
+        names = (source.identifier(number) for number in range(len(source)))
+        return np.asarray([i for i, name in enumerate(names) if name not in known_bad], dtype=np.int64), set_aside
+
+    def reason(number: int) -> str | None:
+        try:
+            source.image(number)
+        except BadImage as error:
+            return error.reason
+        return None
+
+    kept: list[int] = []
+    # Pillow lets go of the interpreter while it decodes, so threads are enough, and need no copies of the source.
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        for start in range(0, len(source), _LOOKED_AT_ONCE):
+            numbers = range(start, min(start + _LOOKED_AT_ONCE, len(source)))
+            for number, problem in zip(numbers, pool.map(reason, numbers), strict=True):
+                if problem is None:
+                    kept.append(number)
+                else:
+                    set_aside.add(source.identifier(number), problem)
+            set_aside.check(limit)
+            if progress is not None:
+                progress(numbers.stop, len(source))
+    return np.asarray(kept, dtype=np.int64), set_aside
+
+
+def open_loader(
+    source: Source,
+    views: tuple[ViewSettings, ViewSettings],
+    device: torch.device,
+    *,
+    kind: LoaderKind = "auto",
+    seed: int,
+    workers: int | None = None,
+    limit: float = decode.MAX_BAD_IMAGES,
+    known_bad: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Loader:
+    """The loader that suits the source: resident where the images are small and fit, streaming otherwise."""
+    size = views[0].size
+    shape = source.uniform_shape()
+    if kind == "auto":
+        fits = shape is not None and max(shape) <= SMALL and _fits(len(source), shape, device)
+        kind = "resident" if fits else "streaming"
+    if kind == "resident":
+        # Images of different sizes are brought to the size that a clean view is cut from.
+        stored = shape or (clean_side(size), clean_side(size))
+        if not _fits(len(source), stored, device):
+            raise InputError(
+                f"{len(source):,} images of {stored[0]} x {stored[1]} pixels do not fit into the memory of {device}; "
+                "use --loader streaming."
+            )
+        return ResidentLoader(source, views, device, shape=stored, limit=limit, progress=progress)
+    if workers is None:
+        workers = max(0, min(16, (os.cpu_count() or 1) - 1))
+    return StreamingLoader(
+        source, views, device, seed=seed, workers=workers, limit=limit, known_bad=known_bad, progress=progress
+    )
+
+
+def _fits(n_images: int, shape: tuple[int, int], device: torch.device) -> bool:
+    need = n_images * shape[0] * shape[1] * 3
+    if device.type == "cuda":
+        return need <= _RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not every system says
+        free = 4 * 2**30
+    return need <= _RESIDENT_SHARE * free
+
+
+def _channels_first(image: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
+
+
+def _one_thread(worker: int) -> None:
+    torch.set_num_threads(1)

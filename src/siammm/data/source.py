@@ -1,0 +1,152 @@
+"""One indexable source of images, whatever they are stored in."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import ClassVar
+
+import numpy as np
+
+from siammm.data import decode
+from siammm.data.decode import BadImage
+
+_LOOKED_AT_FOR_SHAPE = 64
+_LOOKED_AT_FOR_FINGERPRINT = 256
+
+
+class Source(ABC):
+    """Images that are read by their position, 0 to ``len(source) - 1``, in an order that never changes.
+
+    Threads may read at the same time. A source can be pickled, so worker processes can be given it; what is expensive
+    (a table in memory) is read again there, not sent. Images in an array that only this process has are sent whole.
+    """
+
+    kind: ClassVar[str]
+    """How the images are stored: folder, array, parquet, datasets, tar, torchvision or digits."""
+    name: str
+    """What the user gave, for messages and records."""
+    labels: np.ndarray | None = None
+    """int64, one for each image, 0 or more; for judging only. None where there are none or some are missing."""
+    label_names: list[str] | None = None
+    """The name of label 0, 1, ..., where known. Two sources may number the same classes differently."""
+    note: str | None = None
+    """A sentence that the user should see before a long run, such as that random access will be slow."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def image(self, i: int) -> np.ndarray:
+        """The pixels of image ``i``: uint8, H x W x 3, RGB; the caller's own copy. Raises ``decode.BadImage``."""
+
+    @abstractmethod
+    def size(self, i: int) -> tuple[int, int]:
+        """Height and width of image ``i`` without decoding it. Raises ``decode.BadImage``."""
+
+    @abstractmethod
+    def content(self, i: int) -> bytes:
+        """The stored bytes of image ``i``, encoded or not, for telling contents apart. Raises ``decode.BadImage``."""
+
+    @abstractmethod
+    def identifier(self, i: int) -> str:
+        """What the user knows image ``i`` by: its relative path, its key or its row. Valid Unicode, and unique."""
+
+    def images(self) -> np.ndarray | None:
+        """All images at once, uint8, N x H x W x 3, where they are stored as pixels of one size; else None."""
+        return None
+
+    def uniform_shape(self) -> tuple[int, int] | None:
+        """Height and width of all images, by a look at the headers of up to 64; None if they differ."""
+        shapes: set[tuple[int, int]] = set()
+        for i in self.spread(_LOOKED_AT_FOR_SHAPE):
+            try:
+                shapes.add(self.size(int(i)))
+            except BadImage:
+                continue
+            if len(shapes) > 1:
+                return None
+        return shapes.pop() if shapes else None
+
+    def fingerprint(self) -> str:
+        """A sha256 that tells whether these are the same images in the same order, wherever they are kept.
+
+        It covers the number of images, all identifiers, and the content of 256 images spread over the set: a
+        change to another image goes unnoticed, and a million images take seconds.
+        """
+        digest = hashlib.sha256(f"siammm images 1\n{len(self)}\n".encode())
+        for name in self._identifiers():
+            _add(digest, name.encode("utf-8", "backslashreplace"))
+        for i in self.spread(_LOOKED_AT_FOR_FINGERPRINT):
+            try:
+                _add(digest, self.content(int(i)))
+            except BadImage:
+                # Why it cannot be read is no part of it: messages depend on the machine.
+                _add(digest, b"unreadable")
+        return digest.hexdigest()
+
+    def _identifiers(self) -> Iterable[str]:
+        return (self.identifier(i) for i in range(len(self)))
+
+    def spread(self, count: int) -> np.ndarray:
+        """Up to ``count`` positions, spread evenly over the set."""
+        return np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64))
+
+    def _check_position(self, i: int) -> int:
+        """``i`` as a position from the start; negative ones count from the end, as in a list."""
+        n = len(self)
+        if not -n <= i < n:
+            raise IndexError(f"image {i} of {n}")
+        return int(i) % n
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}: {len(self)} images>"
+
+
+def _add(digest: hashlib._Hash, part: bytes) -> None:
+    """Add a part with its length, so that no two lists of parts read the same."""
+    digest.update(len(part).to_bytes(8, "little"))
+    digest.update(part)
+
+
+class EncodedSource(Source):
+    """A source whose images are stored as files are: JPEG, PNG and the like."""
+
+    max_pixels: int = decode.MAX_PIXELS
+
+    @abstractmethod
+    def encoded(self, i: int) -> bytes | memoryview:
+        """The stored bytes of image ``i``. Raises ``decode.BadImage``."""
+
+    def image(self, i: int) -> np.ndarray:
+        """See ``Source.image``."""
+        return decode.decode(self.encoded(i), max_pixels=self.max_pixels)
+
+    def size(self, i: int) -> tuple[int, int]:
+        """See ``Source.size``."""
+        return decode.read_size(self.encoded(i), max_pixels=self.max_pixels)
+
+    def content(self, i: int) -> bytes:
+        """See ``Source.content``."""
+        return bytes(self.encoded(i))
+
+
+class Names:
+    """Many short byte strings in two arrays: a list of millions costs several times more, and is copied by a fork."""
+
+    def __init__(self, names: Iterable[bytes]) -> None:
+        names = list(names)
+        self._ends = np.cumsum([len(name) for name in names], dtype=np.int64)
+        self._joined = b"".join(names)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, i: int) -> bytes:
+        start = int(self._ends[i - 1]) if i > 0 else 0
+        return self._joined[start : int(self._ends[i])]
+
+    def text(self, i: int) -> str:
+        r"""Name ``i`` as valid Unicode; a byte that is none is written like ``\xff``."""
+        return self[i].decode("utf-8", "backslashreplace")

@@ -1,0 +1,200 @@
+"""The front door to images: folders, arrays, tables, tar shards and known data sets behind one indexable source.
+
+    folder/                     images at any depth; classes from folders
+    x.npy, x.npz                uint8 pixels, N x H x W x 3 and the like
+    x.parquet, folder/, *.parquet   encoded images in a column
+    folder/                     what ``datasets``' save_to_disk wrote; folder::train picks a split
+    x.tar, folder/, x-{000..146}.tar, *.tar   WebDataset shards
+    torchvision:CIFAR10:/path   a set that torchvision reads and that is there already
+    digits                      scikit-learn's handwritten digits
+
+The same images give the same pixels in the same order, whichever of these they are stored in.
+"""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+
+import numpy as np
+
+from siammm.data import decode, table_source, tar_source, torchvision_source
+from siammm.data.array_source import ArraySource, DigitsSource, array_name, open_npy, open_npz
+from siammm.data.folder_source import FolderContents, FolderSource, walk
+from siammm.data.source import EncodedSource, Source
+from siammm.data.table_source import ArrowSource, ParquetSource
+from siammm.data.tar_source import TarSource
+from siammm.data.wording import shown
+from siammm.errors import InputError, StoredFileError
+
+__all__ = ["EncodedSource", "Source", "open_source"]
+
+_PARQUET = (".parquet", ".pq")
+_WHAT_IS_READ = (
+    "images are read from a folder of them, .npy, .npz, .parquet or .tar files, or a folder saved by datasets"
+)
+
+
+def open_source(
+    data: str | Path | np.ndarray | Source,
+    *,
+    image_key: str | None = None,
+    label_key: str | None = None,
+    max_pixels: int = decode.MAX_PIXELS,
+) -> Source:
+    """Open images, whatever they are stored in; nothing is decoded yet.
+
+    ``image_key`` and ``label_key`` name the array, column or extension to use in place of those found by their usual
+    names; an empty ``label_key`` reads no labels. Images of more than ``max_pixels`` are bad images. A folder that is
+    called ``digits`` is given as ``./digits``.
+    """
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, np.ndarray):
+        return ArraySource(data, name=array_name(data))
+    if not isinstance(data, str | Path):
+        raise InputError(f"Images cannot be read from a {type(data).__name__}; give a path or a NumPy array of uint8.")
+    if max_pixels < 1:
+        raise InputError(f"max_pixels={max_pixels} would refuse every image; give 1 or more.")
+    return _Opener(name=str(data), image_key=image_key, label_key=label_key, max_pixels=max_pixels).open(data)
+
+
+class _Opener:
+    """What the user asked for, and the ways to it."""
+
+    def __init__(self, *, name: str, image_key: str | None, label_key: str | None, max_pixels: int) -> None:
+        self.name = name
+        self.image_key = image_key
+        self.label_key = label_key
+        self.max_pixels = max_pixels
+
+    def open(self, data: str | Path) -> Source:
+        if data == "digits":
+            self._refuse_keys("scikit-learn's digits")
+            return self._without_labels(DigitsSource())
+        if self.name.startswith(torchvision_source.PREFIX):
+            self._refuse_keys("a torchvision set")
+            return torchvision_source.open_torchvision(
+                self.name, with_labels=self.label_key != "", max_pixels=self.max_pixels
+            )
+        try:
+            path = Path(data).expanduser()
+            exists = path.exists()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise InputError(f"{shown(data)} is not a path ({error}); check it.") from error
+        if exists:
+            return self._folder(path, None) if path.is_dir() else self._files([path])
+        if tar_source.has_range(self.name):
+            return self._files([Path(name).expanduser() for name in tar_source.expand(self.name)])
+        before, separator, split = self.name.rpartition("::")
+        if separator and split and Path(before).expanduser().is_dir():
+            return self._folder(Path(before).expanduser(), split)
+        if "*" in self.name and (found := sorted(glob.glob(str(path)))):
+            return self._files([Path(name) for name in found])
+        raise InputError(f"{shown(data)} does not exist; check the path.")
+
+    def _files(self, paths: list[Path]) -> Source:
+        """One file, or several of one kind."""
+        for path in paths:
+            if not path.is_file():
+                what = "is not a file" if path.exists() else "does not exist"
+                raise InputError(f"{shown(path)} {what}; check {shown(self.name)}.")
+            if path.stat().st_size == 0:
+                raise StoredFileError(f"{shown(path)} is empty (0 bytes); write it again.")
+        lower = [path.name.lower() for path in paths]
+        first = paths[0]
+        suffix = first.suffix.lower()
+        if len(paths) == 1 and suffix == ".npy":
+            return self._without_labels(
+                open_npy(first, name=self.name, image_key=self.image_key, label_key=self.label_key)
+            )
+        if len(paths) == 1 and suffix == ".npz":
+            return open_npz(first, name=self.name, image_key=self.image_key, label_key=self.label_key)
+        if all(name.endswith(_PARQUET) for name in lower):
+            return self._table(ParquetSource, paths)
+        if all(name.endswith(".arrow") for name in lower):
+            return self._table(ArrowSource, paths)
+        if all(name.endswith(".tar") for name in lower):
+            return self._tar(paths)
+        if any(name.endswith(tar_source.COMPRESSED_SUFFIXES) for name in lower):
+            raise InputError(
+                f"{shown(self.name)} is compressed, so no image in it can be reached directly; decompress it to .tar."
+            )
+        if suffix in decode.SUFFIXES:
+            raise InputError(
+                f"{shown(self.name)} is one image, and there is nothing to learn from one; give the folder "
+                f"{shown(first.parent)} to read all images in it."
+            )
+        raise InputError(f"{shown(self.name)} ends in {suffix!r}, but {_WHAT_IS_READ}; choose one of these.")
+
+    def _folder(self, folder: Path, split: str | None) -> Source:
+        if (folder / "dataset_dict.json").is_file():
+            splits = table_source.saved_splits(folder)
+            if split is None:
+                raise InputError(
+                    f"{shown(self.name)} holds the splits {', '.join(splits)}; choose one, for example "
+                    f"{shown(self.name)}::{splits[0] if splits else 'train'}."
+                )
+            if split not in splits:
+                raise InputError(f"{shown(folder)} has no split {split!r}; it has: {', '.join(splits)}.")
+        if split is not None and (folder / split).is_dir() and Path(split).name == split:
+            return self._folder(folder / split, None)
+        if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
+            return self._table(ArrowSource, table_source.saved_dataset_files(folder, self.name))
+        found = walk(folder)
+        shards = found.parquet or found.tar
+        if found.parquet and not found.images and not found.tar:
+            files = table_source.choose_split(found.parquet, split, str(folder))
+            return self._table(ParquetSource, [folder / file for file in files])
+        if split is not None:
+            raise InputError(f"{shown(folder)} has no split {split!r}; give the folder of the images itself.")
+        if found.tar and not found.images and not found.parquet:
+            return self._tar([folder / file for file in found.tar])
+        # Lists of an image folder's contents are often tables, so a few files of another kind do not matter.
+        if found.images and len(found.images) >= len(shards):
+            self._refuse_keys("an image folder")
+            return FolderSource(
+                folder,
+                found.images,
+                name=self.name,
+                with_labels=self.label_key != "",
+                max_pixels=self.max_pixels,
+            )
+        raise self._nothing_found(folder, found)
+
+    def _nothing_found(self, folder: Path, found: FolderContents) -> InputError:
+        if found.parquet or found.tar:
+            return InputError(
+                f"{shown(self.name)} holds {len(found.images)} image, {len(found.parquet)} Parquet and "
+                f"{len(found.tar)} tar files, so it is not clear which are meant; put one kind into its own folder."
+            )
+        if any(folder.glob("*.arrow")):
+            return InputError(
+                f"{shown(self.name)} holds Arrow files but no state.json; save the data set with save_to_disk."
+            )
+        return InputError(
+            f"{shown(self.name)} holds no images ({found.n_others} other files); {_WHAT_IS_READ}; check the folder."
+        )
+
+    def _table(self, kind: type[ParquetSource] | type[ArrowSource], paths: list[Path]) -> Source:
+        return kind(
+            paths, name=self.name, image_key=self.image_key, label_key=self.label_key, max_pixels=self.max_pixels
+        )
+
+    def _tar(self, paths: list[Path]) -> Source:
+        return TarSource(
+            paths, name=self.name, image_key=self.image_key, label_key=self.label_key, max_pixels=self.max_pixels
+        )
+
+    def _refuse_keys(self, what: str) -> None:
+        if self.image_key or self.label_key:
+            flag = "--image-key" if self.image_key else "--label-key"
+            raise InputError(
+                f"{shown(self.name)} is {what}, which has no column {self.image_key or self.label_key!r}; "
+                f"leave {flag} out."
+            )
+
+    def _without_labels(self, source: Source) -> Source:
+        if self.label_key == "":
+            source.labels = source.label_names = None
+        return source

@@ -1,0 +1,503 @@
+"""Images in the rows of tables: Parquet files, and the folders that Hugging Face ``datasets`` saves.
+
+Both hold one encoded image a row, as bytes or as the struct {bytes, path} that ``datasets`` writes. Arrow files are
+memory-mapped, so any row is as near as any other. A Parquet file can only be read a row group at a time. So where the
+images of all files fit into memory comfortably they are read into it, once, when the first is asked for; where they do
+not, the row groups last used are kept, which is fine in order and slow at random: the source's ``note`` then says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from siammm.data import decode
+from siammm.data import labels as labelling
+from siammm.data.decode import BadImage
+from siammm.data.labels import LABEL_KEYS, SPLITS
+from siammm.data.source import EncodedSource
+from siammm.data.wording import listed, one_line, shown
+from siammm.errors import InputError, StoredFileError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+IMAGE_KEYS = ("image", "images", "img", "jpg", "jpeg", "png", "webp", "picture", "photo", "image_bytes", "bytes")
+
+# Encoded images of all rows up to this size are held in memory, by every process that reads them.
+IN_MEMORY_LIMIT = 4 * 2**30
+# Of larger tables, row groups up to this size are kept, by every process.
+_CACHE_LIMIT = 2**29
+# A look at a table that is not in memory touches so many row groups.
+_GROUPS_LOOKED_AT = 8
+
+_SHARD = re.compile(r"(?P<split>.+?)-\d{3,}(-of-\d{3,}.*)?")
+
+
+class _TableSource(EncodedSource):
+    """What both kinds of table share: columns, labels, and how an image is taken out of a row."""
+
+    files: list[Path]
+    column: str
+
+    def __init__(self, files: Sequence[Path], *, name: str, max_pixels: int) -> None:
+        self.files = [path.absolute() for path in files]
+        self.name = name
+        self.max_pixels = max_pixels
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tables are opened or read again where they are needed; sending them would cost more.
+        return {key: value for key, value in vars(self).items() if key not in ("_lock", "_chunks", "_groups")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock = threading.Lock()
+
+    def _choose(self, schema: pa.Schema, image_key: str | None, label_key: str | None) -> str | None:
+        """Set the column of images; the name of the column of labels."""
+        names = [field.name for field in schema]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise StoredFileError(f"{shown(self.name)} has two columns called {twice!r}; save it with different names.")
+        self.column = _image_column(schema, image_key, self.name)
+        return _label_column(schema, label_key, self.column, self.name)
+
+    def _set_labels(self, column: pa.ChunkedArray, names: Sequence[str] | None, *, asked_for: bool) -> None:
+        import pyarrow as pa
+
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if asked_for and column.null_count:
+            raise InputError(
+                f"{column.null_count} of {len(column)} rows of {shown(self.name)} have no label; fill them, "
+                'or leave the labels out with --label-key "".'
+            )
+        values = column.to_pylist() if column.null_count or not pa.types.is_integer(column.type) else column.to_numpy()
+        self.labels, self.label_names = labelling.from_values(values, names)
+
+
+class ParquetSource(_TableSource):
+    """Encoded images in a column of one or several Parquet files, in the order of the files and their rows."""
+
+    kind = "parquet"
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        *,
+        name: str,
+        image_key: str | None = None,
+        label_key: str | None = None,
+        max_pixels: int = decode.MAX_PIXELS,
+    ) -> None:
+        import pyarrow as pa
+
+        super().__init__(files, name=name, max_pixels=max_pixels)
+        self._file_names = _short_names(self.files)
+        groups: list[tuple[int, int, int, int]] = []
+        labels: list[pa.Array] = []
+        first: Any = None
+        label_name: str | None = None
+        names: list[str] | None = None
+        for number, path in enumerate(self.files):
+            with _parquet_file(path) as file:
+                if first is None:
+                    first = file.schema_arrow
+                    label_name = self._choose(first, image_key, label_key)
+                    names = _class_names(first.metadata, label_name)
+                for column in (self.column, label_name):
+                    if column is not None:
+                        _check_same(first, file.schema_arrow, column, path, self.files[0])
+                for group in range(file.metadata.num_row_groups):
+                    rows = file.metadata.row_group(group)
+                    groups.append((number, group, rows.num_rows, _bytes_of(rows, self.column)))
+                if label_name is not None:
+                    labels.extend(file.read(columns=[label_name], use_threads=False).column(0).chunks)
+        table = np.array(groups, dtype=np.int64).reshape(-1, 4)
+        table = table[table[:, 2] > 0]
+        if len(table) == 0:
+            raise InputError(f"{shown(name)} has 0 rows; at least one image is needed.")
+        self._file_of, self._group_of, rows_of, self._bytes_of = table.T
+        self._ends = np.cumsum(rows_of)
+        if label_name is not None:
+            column = pa.chunked_array(labels)
+            self._set_labels(column, names, asked_for=label_key is not None)
+        self._in_memory = int(self._bytes_of.sum()) <= IN_MEMORY_LIMIT
+        if not self._in_memory:
+            self.note = (
+                f"The images of {shown(name)} take {self._bytes_of.sum() / 2**30:.1f} GiB, too many to keep in memory, "
+                "and Parquet is slow to read at random; an image folder, tar shards or a folder saved by datasets' "
+                "save_to_disk are faster."
+            )
+        self._groups: OrderedDict[int, pa.ChunkedArray] = OrderedDict()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._groups = OrderedDict()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def encoded(self, i: int) -> memoryview:
+        """See ``EncodedSource.encoded``."""
+        i = self._check_position(i)
+        group = int(np.searchsorted(self._ends, i, side="right"))
+        start = int(self._ends[group - 1]) if group else 0
+        return _image_bytes(self._group(group)[i - start])
+
+    def identifier(self, i: int) -> str:
+        """See ``Source.identifier``: the row; of several files, the file's name and the row in it."""
+        i = self._check_position(i)
+        if len(self.files) == 1:
+            return str(i)
+        group = int(np.searchsorted(self._ends, i, side="right"))
+        number = self._file_of[group]
+        first = int(np.searchsorted(self._file_of, number))
+        return f"{self._file_names[number]}:{i - (int(self._ends[first - 1]) if first else 0)}"
+
+    def spread(self, count: int) -> np.ndarray:
+        """See ``Source.spread``; of a table that is not in memory, from a few row groups."""
+        if self._in_memory:
+            return super().spread(count)
+        # Every row group costs as much as all of its rows, so a few are looked at in several places each.
+        groups = np.unique(np.linspace(0, len(self._ends) - 1, _GROUPS_LOOKED_AT).round().astype(np.int64))
+        starts = np.concatenate([[0], self._ends])[groups]
+        each = max(1, count // len(groups))
+        looked_at = [
+            np.linspace(start, end - 1, min(each, end - start)).round()
+            for start, end in zip(starts, self._ends[groups], strict=True)
+        ]
+        return np.unique(np.concatenate(looked_at).astype(np.int64))
+
+    def _group(self, group: int) -> pa.ChunkedArray:
+        # Held while reading too: threads that want the same group, as they do in order, should read it once.
+        with self._lock:
+            if group not in self._groups:
+                if self._in_memory:
+                    for other in range(len(self._ends)):
+                        self._groups[other] = self._read_group(other)
+                else:
+                    self._groups[group] = self._read_group(group)
+                    held = sum(int(self._bytes_of[other]) for other in self._groups)
+                    while held > _CACHE_LIMIT and len(self._groups) > 1:
+                        oldest, _ = self._groups.popitem(last=False)
+                        held -= int(self._bytes_of[oldest])
+            self._groups.move_to_end(group)
+            return self._groups[group]
+
+    def _read_group(self, group: int) -> pa.ChunkedArray:
+        path = self.files[self._file_of[group]]
+        with _parquet_file(path) as file:
+            leaf = _bytes_column(file.schema_arrow.field(self.column))
+            # One thread: a process that was forked may have none of Arrow's.
+            return file.read_row_group(int(self._group_of[group]), columns=[leaf], use_threads=False).column(0)
+
+
+class ArrowSource(_TableSource):
+    """Encoded images in a column of Arrow files, as ``datasets`` saves them; memory-mapped."""
+
+    kind = "datasets"
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        *,
+        name: str,
+        image_key: str | None = None,
+        label_key: str | None = None,
+        max_pixels: int = decode.MAX_PIXELS,
+    ) -> None:
+        super().__init__(files, name=name, max_pixels=max_pixels)
+        import pyarrow as pa
+
+        tables = [_map_arrow(path) for path in self.files]
+        first = tables[0].schema
+        label_name = self._choose(first, image_key, label_key)
+        for path, table in zip(self.files, tables, strict=True):
+            for column in (self.column, label_name):
+                if column is not None:
+                    _check_same(first, table.schema, column, path, self.files[0])
+        self._keep(tables)
+        if len(self._ends) == 0:
+            raise InputError(f"{shown(name)} has 0 rows; at least one image is needed.")
+        if label_name is not None:
+            column = pa.chunked_array([chunk for table in tables for chunk in table.column(label_name).chunks])
+            names = _class_names(first.metadata, label_name) or self._names_beside(label_name)
+            self._set_labels(column, names, asked_for=label_key is not None)
+
+    def _names_beside(self, label_name: str) -> list[str] | None:
+        """The names of classes in the file that is saved beside the tables."""
+        path = self.files[0].with_name("dataset_info.json")
+        return _names_in(_json_file(path), label_name) if path.is_file() else None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._keep([_map_arrow(path) for path in self.files])
+
+    def _keep(self, tables: Sequence[pa.Table]) -> None:
+        chunks = [chunk for table in tables for chunk in table.column(self.column).chunks]
+        self._chunks = [chunk for chunk in chunks if len(chunk)]
+        self._ends = np.cumsum([len(chunk) for chunk in self._chunks], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def encoded(self, i: int) -> memoryview:
+        """See ``EncodedSource.encoded``."""
+        i = self._check_position(i)
+        number = int(np.searchsorted(self._ends, i, side="right"))
+        start = int(self._ends[number - 1]) if number else 0
+        return _image_bytes(self._chunks[number][i - start])
+
+    def identifier(self, i: int) -> str:
+        """See ``Source.identifier``: the row, as ``datasets`` counts them."""
+        return str(self._check_position(i))
+
+
+# ----------------------------------------------------------------------------------------------- which files make a set
+
+
+def choose_split(paths: Sequence[str], split: str | None, name: str) -> list[str]:
+    """Those of a folder's Parquet files (relative paths) that belong to one split, by their names or folders.
+
+    Files called ``train-00000-of-00004.parquet``, ``train.parquet`` or ``train/x.parquet`` belong to ``train``. Where
+    there are several splits, one must be chosen: training on the test images by accident is worth a question.
+    """
+    by_split: dict[str, list[str]] = {}
+    for path in paths:
+        by_split.setdefault(_split_of(path), []).append(path)
+    if split is not None:
+        if split not in by_split:
+            known = [known for known in by_split if known]
+            raise InputError(f"{shown(name)} has no split {split!r}; it has: {listed(known) or '(none)'}.")
+        return by_split[split]
+    if len(by_split) > 1 and sum(known in SPLITS for known in by_split) > 0:
+        first = next(known for known in by_split if known in SPLITS)
+        raise InputError(
+            f"{shown(name)} holds several splits ({listed(known or 'unnamed' for known in by_split)}); "
+            f"choose one, for example {shown(name)}::{first}."
+        )
+    return list(paths)
+
+
+def _split_of(path: str) -> str:
+    *folders, file = path.split("/")
+    stem = file.rpartition(".")[0]
+    match = _SHARD.fullmatch(stem)
+    stem = match["split"] if match else stem
+    if stem in SPLITS:
+        return stem
+    return next((folder for folder in reversed(folders) if folder in SPLITS), "")
+
+
+def saved_dataset_files(folder: Path, name: str) -> list[Path]:
+    """The Arrow files of a folder that ``save_to_disk`` wrote, in order."""
+    state = _json_file(folder / "state.json")
+    if state.get("_indices_data_files") or state.get("_indices_files"):
+        raise InputError(
+            f"{shown(name)} is saved with an order of its own, which is not read; "
+            "save it again after dataset.flatten_indices()."
+        )
+    entries = state.get("_data_files") or []
+    files: list[Path] = []
+    for entry in entries if isinstance(entries, list) else []:
+        file = entry.get("filename") if isinstance(entry, dict) else None
+        # Only files of this folder: what is written in a file of data does not decide what else is opened.
+        if not isinstance(file, str) or Path(file).name != file:
+            raise StoredFileError(
+                f"{shown(folder / 'state.json')} names the file {file!r}, which is not in its folder; save it again."
+            )
+        files.append(folder / file)
+    if not files:
+        raise StoredFileError(f"{shown(folder / 'state.json')} names no Arrow files; save the data set again.")
+    return files
+
+
+def saved_splits(folder: Path) -> list[str]:
+    """The splits of a folder that ``DatasetDict.save_to_disk`` wrote."""
+    splits = _json_file(folder / "dataset_dict.json").get("splits")
+    return [str(split) for split in splits] if isinstance(splits, list) else []
+
+
+def _json_file(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StoredFileError(f"{shown(path)} cannot be read ({one_line(error)}); check the folder.") from error
+    except (ValueError, RecursionError) as error:
+        raise StoredFileError(f"{shown(path)} is damaged ({one_line(error)}); save the data set again.") from error
+    if not isinstance(value, dict):
+        raise StoredFileError(f"{shown(path)} is damaged (it holds no table of keys); save the data set again.")
+    return value
+
+
+# ------------------------------------------------------------------------------------------------- files, columns, rows
+
+
+@contextmanager
+def _parquet_file(path: Path) -> Iterator[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # Opened by us, so that an OSError with a number means the file system and anything else the contents.
+        with path.open("rb") as opened, pq.ParquetFile(opened) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise StoredFileError(f"{shown(path)} cannot be read ({one_line(error)}); check the file.") from error
+        raise StoredFileError(
+            f"{shown(path)} is not a whole Parquet file ({one_line(error)}); write it again."
+        ) from error
+
+
+def _map_arrow(path: Path) -> pa.Table:
+    import pyarrow as pa
+
+    try:
+        mapped = pa.memory_map(str(path))
+        try:
+            return pa.ipc.open_stream(mapped).read_all()
+        except pa.ArrowInvalid:
+            mapped.seek(0)
+            return pa.ipc.open_file(mapped).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise StoredFileError(
+            f"{shown(path)} cannot be read as an Arrow file ({one_line(error)}); save the data set again."
+        ) from error
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def _is_image(kind: pa.DataType) -> bool:
+    """Bytes, or a struct with bytes."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return any(field.name == "bytes" and _is_bytes(field.type) for field in kind.fields)
+    return _is_bytes(kind)
+
+
+def _bytes_column(field: pa.Field) -> str:
+    """The Parquet column with the bytes: of a struct, without its path."""
+    import pyarrow as pa
+
+    return f"{field.name}.bytes" if pa.types.is_struct(field.type) else field.name
+
+
+def _image_column(schema: pa.Schema, image_key: str | None, name: str) -> str:
+    found = [field.name for field in schema if _is_image(field.type)]
+    if image_key is not None:
+        if image_key not in schema.names:
+            raise InputError(
+                f"{shown(name)} has no column {image_key!r}; give --image-key one of: {listed(found or schema.names)}."
+            )
+        if image_key not in found:
+            raise InputError(
+                f"Column {image_key!r} of {shown(name)} holds {schema.field(image_key).type}, but images are bytes or "
+                f"a struct with bytes; give --image-key one of: {listed(found) or '(none here)'}."
+            )
+        return image_key
+    usual = [key for key in IMAGE_KEYS if key in found]
+    if usual or len(found) == 1:
+        return (usual or found)[0]
+    if found:
+        raise InputError(
+            f"{shown(name)} has {len(found)} columns that could be images; give --image-key one of: {listed(found)}."
+        )
+    raise InputError(
+        f"{shown(name)} has no column of images (bytes, or a struct with bytes) among {listed(schema.names)}; "
+        "embed the image files into it."
+    )
+
+
+def _label_column(schema: pa.Schema, label_key: str | None, image: str, name: str) -> str | None:
+    import pyarrow as pa
+
+    def usable(kind: pa.DataType) -> bool:
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        return pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+    if label_key == "":
+        return None
+    found = [field.name for field in schema if usable(field.type) and field.name != image]
+    if label_key is None:
+        return next((key for key in LABEL_KEYS if key in found), None)
+    if label_key not in found:
+        what = "holds no integers or strings" if label_key in schema.names else "does not exist"
+        raise InputError(
+            f"Column {label_key!r} of {shown(name)} {what}; give --label-key one of: {listed(found) or '(none here)'}."
+        )
+    return label_key
+
+
+def _check_same(first: pa.Schema, schema: pa.Schema, column: str, path: Path, first_path: Path) -> None:
+    kind = schema.field(column).type if column in schema.names else "no such column"
+    if kind != first.field(column).type:
+        raise InputError(
+            f"Column {column!r} is {first.field(column).type} in {shown(first_path)} but {kind} in {shown(path)}; "
+            "give files of one kind."
+        )
+
+
+def _class_names(metadata: dict[bytes, bytes] | None, column: str | None) -> list[str] | None:
+    """The names of classes that ``datasets`` keeps in a table's metadata."""
+    try:
+        return _names_in(json.loads((metadata or {})[b"huggingface"])["info"], column)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def _names_in(info: Any, column: str | None) -> list[str] | None:
+    try:
+        names = info["features"][column]["names"]
+    except (KeyError, TypeError):
+        return None
+    return [str(name) for name in names] if isinstance(names, list) else None
+
+
+def _bytes_of(group: Any, column: str) -> int:
+    """The size of a column in a row group, once decompressed."""
+    chunks = (group.column(number) for number in range(group.num_columns))
+    parts = (chunk for chunk in chunks if chunk.path_in_schema in (column, f"{column}.bytes"))
+    return sum(chunk.total_uncompressed_size for chunk in parts)
+
+
+def _image_bytes(value: Any) -> memoryview:
+    """The bytes of one Arrow value. Raises ``BadImage``."""
+    import pyarrow as pa
+
+    if not value.is_valid:
+        raise BadImage("is an empty row")
+    if pa.types.is_struct(value.type):
+        value = value["bytes"]
+        if not value.is_valid:
+            raise BadImage(
+                "has no bytes in its row (a path alone is not followed: save the set with its images embedded)"
+            )
+    return memoryview(value.as_buffer())
+
+
+def _short_names(files: Sequence[Path]) -> list[str]:
+    """The files' names as valid Unicode, with as much of the folders before them as makes them differ."""
+    texts = [path.as_posix().encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for path in files]
+    depth = max(text.count("/") for text in texts) + 1
+    for length in range(1, depth):
+        names = ["/".join(text.split("/")[-length:]) for text in texts]
+        if len(set(names)) == len(names):
+            return names
+    return texts

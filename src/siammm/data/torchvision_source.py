@@ -1,0 +1,179 @@
+"""Data sets that torchvision knows how to read and that are on the disk already; nothing is ever downloaded."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from siammm.data import decode
+from siammm.data import labels as labelling
+from siammm.data.array_source import ArraySource
+from siammm.data.decode import BadImage
+from siammm.data.source import Source
+from siammm.data.wording import one_line, shown
+from siammm.errors import InputError
+
+PREFIX = "torchvision:"
+_SPLIT = re.compile(r"(?P<root>.+):(?P<split>[A-Za-z0-9_+-]+)", re.DOTALL)
+
+
+class TorchvisionArrays(ArraySource):
+    """A torchvision set that keeps its pixels in one array, such as CIFAR-10, MNIST, SVHN and STL-10."""
+
+    kind = "torchvision"
+
+
+class TorchvisionItems(Source):
+    """Any other torchvision set: its images are files, such as ImageNet, or are asked for one at a time."""
+
+    kind = "torchvision"
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        name: str,
+        labels: np.ndarray | None,
+        label_names: list[str] | None,
+        max_pixels: int,
+    ) -> None:
+        self.name = name
+        self.labels = labels
+        self.label_names = label_names
+        self.max_pixels = max_pixels
+        self._n = len(dataset)
+        self._root = Path(dataset.root).absolute()
+        samples = getattr(dataset, "samples", None)
+        paths = [sample[0] for sample in samples] if samples else getattr(dataset, "_image_files", None)
+        self._paths = None if paths is None or len(paths) != self._n else [str(path) for path in paths]
+        # Only a set without files of its own is needed later; it may not be safe to read from several threads.
+        self._dataset = dataset if self._paths is None else None
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._n
+
+    def image(self, i: int) -> np.ndarray:
+        """See ``Source.image``."""
+        i = self._check_position(i)
+        if self._paths is not None:
+            return decode.decode(Path(self._paths[i]), max_pixels=self.max_pixels)
+        try:
+            with self._lock:
+                assert self._dataset is not None
+                item: Any = self._dataset[i]
+                picture = item[0] if isinstance(item, tuple) else item
+                return np.array(picture.convert("RGB"))
+        except Exception as error:
+            # Whatever the set's own reader raises; it is not ours.
+            raise BadImage(f"cannot be read ({one_line(error)})") from error
+
+    def size(self, i: int) -> tuple[int, int]:
+        """See ``Source.size``."""
+        i = self._check_position(i)
+        if self._paths is not None:
+            return decode.read_size(Path(self._paths[i]), max_pixels=self.max_pixels)
+        height, width, _ = self.image(i).shape
+        return height, width
+
+    def content(self, i: int) -> bytes:
+        """See ``Source.content``."""
+        i = self._check_position(i)
+        if self._paths is not None:
+            return decode.read_file(Path(self._paths[i]), max_pixels=self.max_pixels)
+        return self.image(i).tobytes()
+
+    def identifier(self, i: int) -> str:
+        """See ``Source.identifier``: the file below the set's folder, or the row."""
+        i = self._check_position(i)
+        if self._paths is None:
+            return str(i)
+        path = Path(self._paths[i]).absolute()
+        path = path.relative_to(self._root) if path.is_relative_to(self._root) else path
+        return path.as_posix().encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def open_torchvision(given: str, *, with_labels: bool = True, max_pixels: int = decode.MAX_PIXELS) -> Source:
+    """The set that ``torchvision:CIFAR10:/path`` names; the training part, unless ``:test`` or another part follows."""
+    set_name, _, root = given.removeprefix(PREFIX).partition(":")
+    if not set_name or not root:
+        raise InputError(
+            f"{shown(given)} does not name a set and a folder; write torchvision:CIFAR10:/path, "
+            "or torchvision:CIFAR10:/path:test for its test images."
+        )
+    split = "train"
+    match = _SPLIT.fullmatch(root)
+    # A folder may have a colon in its name; it is then given as it is.
+    if match and not Path(root).exists():
+        root, split = match["root"], match["split"]
+    dataset = _dataset(set_name, Path(root).expanduser(), split, given)
+    labels, label_names = _labels(dataset) if with_labels else (None, None)
+    pixels: Any = getattr(dataset, "data", None)
+    # Some keep a tensor.
+    pixels = pixels.numpy() if hasattr(pixels, "numpy") else pixels
+    if isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8:
+        return TorchvisionArrays(pixels, name=given, labels=labels, label_names=label_names)
+    return TorchvisionItems(dataset, name=given, labels=labels, label_names=label_names, max_pixels=max_pixels)
+
+
+def _dataset(set_name: str, root: Path, split: str, given: str) -> Any:
+    from torchvision import datasets
+
+    maker = getattr(datasets, set_name, None) if set_name in datasets.__all__ else None
+    if not (inspect.isclass(maker) and issubclass(maker, datasets.VisionDataset)):
+        near = difflib.get_close_matches(set_name, datasets.__all__, n=3, cutoff=0.4)
+        remedy = f"did you mean {' or '.join(near)}?" if near else "check the name."
+        raise InputError(f"torchvision has no set called {set_name!r}; {remedy}")
+    if not root.is_dir():
+        raise InputError(f"The folder {shown(root)} of {shown(given)} does not exist; download the set there first.")
+    parameters = inspect.signature(maker).parameters
+    arguments: dict[str, Any] = {}
+    if "train" in parameters:
+        if split not in ("train", "test"):
+            raise InputError(f"{set_name} has the parts train and test, not {split!r}; choose one of them.")
+        arguments["train"] = split == "train"
+    elif "split" in parameters:
+        arguments["split"] = split
+    elif split != "train":
+        raise InputError(f"{set_name} has only one part, so there is no {split!r}; leave it out.")
+    if "download" in parameters:
+        arguments["download"] = False
+    try:
+        return maker(root, **arguments)
+    except Exception as error:
+        # Every set has its own ways of not finding its files.
+        raise InputError(
+            f"torchvision cannot read {set_name} in {shown(root)} ({one_line(error)}); "
+            "put its files there first: nothing is downloaded."
+        ) from error
+
+
+def _labels(dataset: Any) -> labelling.Labels:
+    values: Any = None
+    for attribute in ("targets", "labels", "_labels"):
+        values = getattr(dataset, attribute, None)
+        if values is not None and len(values) == len(dataset):
+            break
+    else:
+        return None, None
+    values = values.numpy() if hasattr(values, "numpy") else np.asarray(values)
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        return None, None
+    classes: Sequence[Any] | None = getattr(dataset, "classes", None)
+    # ImageNet gives several words for a class.
+    names = classes and [name if isinstance(name, str) else ", ".join(map(str, name)) for name in classes]
+    return labelling.from_values(values, names)

@@ -1,0 +1,133 @@
+"""Checkpoints: atomic, verified, no pickle.
+
+One ``.safetensors`` file holds every tensor of a run, its numbers as JSON in the header, and a digest of both. It is
+written beside its name, read back, and only then moved into place; the one before is kept until the next. So a run that
+is killed at any moment, also while saving, leaves a checkpoint that loads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from siammm.errors import InputError, StoredFileError
+
+LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
+_FORMAT = 1
+
+
+def save(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
+    """Write a checkpoint as the folder's last one; the last one becomes the previous."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stored = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors.items()}
+    text = json.dumps(dict(facts), allow_nan=True)
+    header = {"format": str(_FORMAT), "facts": text, "digest": _digest(stored, text)}
+    scratch = folder / f".{LAST}.{os.getpid()}.partial"
+    try:
+        save_file(stored, scratch, metadata=header)
+        with scratch.open("rb") as written:
+            os.fsync(written.fileno())
+        read(scratch)
+        if (folder / LAST).exists():
+            os.replace(folder / LAST, folder / PREVIOUS)
+        os.replace(scratch, folder / LAST)
+    except OSError as error:
+        reason = " ".join((error.strerror or str(error)).split()).rstrip(".")
+        raise InputError(f"The checkpoint in {folder} cannot be written ({reason}); make room and resume.") from error
+    finally:
+        scratch.unlink(missing_ok=True)
+    return folder / LAST
+
+
+def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
+    """The last checkpoint that is whole: tensors, facts, and the file they came from."""
+    problem: StoredFileError | None = None
+    for name in (LAST, PREVIOUS):
+        if not (folder / name).is_file():
+            continue
+        try:
+            return (*read(folder / name), folder / name)
+        except StoredFileError as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem
+    raise StoredFileError(f"There is no checkpoint in {folder}; the run was stopped before its first one: start anew.")
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """One checkpoint, refused unless every byte is as it was written."""
+    try:
+        with safe_open(path, framework="pt") as stored:
+            header = stored.metadata() or {}
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a mapping
+        text = header["facts"]
+        facts = dict(json.loads(text))
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise StoredFileError(f"{path} is not a checkpoint of siammm, or it is damaged.") from error
+    if header.get("format") != str(_FORMAT):
+        raise StoredFileError(
+            f"{path} has format {header.get('format')!r}, but this version of siammm reads {_FORMAT}; "
+            "resume with the version that wrote it."
+        )
+    if header.get("digest") != _digest(tensors, text):
+        raise StoredFileError(f"{path} is damaged: its contents are not what was written.")
+    return tensors, facts
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state, one tensor a name: <number of the parameter>.<name of the buffer>."""
+    state = optimiser.state_dict()["state"]
+    return {
+        f"{number}.{name}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for number, buffers in state.items()
+        for name, value in buffers.items()
+        if value is not None
+    }
+
+
+def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what ``optimiser_tensors`` took; rates and other settings stay the optimiser's own."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, name = key.split(".", 1)
+        state.setdefault(int(number), {})[name] = value
+    groups = optimiser.state_dict()["param_groups"]
+    optimiser.load_state_dict({"state": state, "param_groups": groups})
+
+
+def restore_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put back a module's parameters and buffers, all of them."""
+    try:
+        module.load_state_dict(dict(tensors), strict=True)
+    except RuntimeError as error:
+        raise StoredFileError(
+            "The checkpoint is of another network; resume with the settings it was made with."
+        ) from error
+
+
+def grouped(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors under ``prefix/``, without it."""
+    return {name[len(prefix) + 1 :]: value for name, value in tensors.items() if name.startswith(f"{prefix}/")}
+
+
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors named ``prefix/...``."""
+    return {f"{prefix}/{name}": value for name, value in tensors.items()}
+
+
+def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,251 @@
+"""The mixture while the encoder learns: E and M steps from the last centroids, merging, and what the loss reads.
+
+The engine is ``siammm.mixture``; this holds its state from epoch to epoch. The loss reads tables of fixed shape (the
+clusters of every image, the direction and concentration of every cluster), which are refilled in place: a captured
+training step goes on reading them while K falls.
+
+Legend:  N images, K clusters, H neighbours, D dimensions; mu mean direction, kappa concentration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from siammm.config import ClusteringConfig, ObjectiveConfig
+from siammm.learn import losses
+from siammm.mixture import em, merge, ranks, seeding, vmf
+from siammm.mixture.components import (
+    Components,
+    ConcentrationRule,
+    ConcentrationSettings,
+    VonMisesFisherComponents,
+)
+from siammm.mixture.em import Assignment
+from siammm.mixture.estimator import VonMisesFisherMixture
+from siammm.mixture.merge import MergeHistory, MergeSettings
+from siammm.mixture.samples import Samples
+
+# A round of merging drops clusters that no image is nearest to; after so many steps with refilling there are few.
+_STEPS_BEFORE_MERGING = 2
+
+
+class Clustering:
+    """The components, their history, and the tables that the loss reads."""
+
+    def __init__(
+        self,
+        n_components: int,
+        n_images: int,
+        dim: int,
+        device: torch.device,
+        *,
+        objective: ObjectiveConfig,
+        settings: ClusteringConfig,
+        seed: int,
+    ) -> None:
+        self.objective, self.settings = objective, settings
+        self.n_start = n_components
+        self.components: VonMisesFisherComponents | None = None
+        self.history = MergeHistory(n_components)
+        self.generator = torch.Generator().manual_seed(seed)
+        n_neighbours = min(objective.n_neighbours, n_components)
+        self.index_NH = torch.zeros(n_images, n_neighbours, dtype=torch.int64, device=device)
+        self.weight_NH = torch.zeros(n_images, n_neighbours, device=device)
+        self.mu_KD = torch.zeros(n_components, dim, device=device)
+        self.kappa_K = torch.zeros(n_components, device=device)
+        self.log_normaliser_K = torch.zeros(n_components, device=device)
+
+    @property
+    def n_components(self) -> int:
+        """K now."""
+        return self.n_start if self.components is None else int(self.components.weight_K.shape[0])
+
+    @property
+    def assignment(self) -> Assignment:
+        """How images are shared among clusters: Eq. 8 and 10."""
+        return Assignment(
+            n_neighbours=self.objective.n_neighbours,
+            temperature=self.objective.temperature,
+            size_weighting=self.objective.size_weighting,
+        )
+
+    @property
+    def merge_settings(self) -> MergeSettings:
+        """How a round of merging chooses its pairs."""
+        settings = self.settings
+        rule = "auto" if settings.merge == "auto" else "paper"
+        return MergeSettings(
+            rule=rule, threshold=settings.merge_threshold, floor=settings.merge_floor, share=settings.merge_share
+        )
+
+    # -- Algorithm 1 --------------------------------------------------------------------------------------------------
+
+    def expectation_and_maximisation(self, samples: Samples) -> float:
+        """E and M steps from the last epoch's centroids, then the tables for the loss. Returns the log likelihood."""
+        log_likelihood = float("nan")
+        if self.components is None:
+            self.components = self._seeded(samples)
+        elif self.settings.centroids == "reinitialised":
+            self.components = self._best_restart(samples)
+        else:
+            self.components = replace(self.components, settings=self._concentration_settings(samples))
+        for _ in range(self.settings.em_steps):
+            self.components, log_likelihood = self._step(samples, self.components)
+        self.refill(*self._assigned(samples, self.components))
+        return log_likelihood
+
+    def merge(self, samples: Samples) -> None:
+        """One round of merging, after an epoch, of clusters that have caught up with the embeddings it moved."""
+        if self.settings.merge == "none" or self.components is None:
+            return
+        components = self.components
+        for _ in range(_STEPS_BEFORE_MERGING):
+            components, _ = self._step(samples, components)
+        components, _ = merge.merge_round(samples, components, self.assignment, self.merge_settings, self.history)
+        self.components = _own_kind(components)
+
+    def finish(self, samples: Samples, X: Tensor) -> VonMisesFisherMixture:
+        """The mixture that a run leaves: the last centroids, settled on the final embeddings X of this rank.
+
+        The automatic rule goes on until its test stops it: an epoch's share limits the pace of training, not the
+        result.
+        """
+        assert self.components is not None, "a run without clusters has no mixture"
+        components = merge.restarted(samples, self.components, self.components.centre_KD, self.assignment)
+        if self.settings.merge == "auto":
+            components, self.history = merge.merged(
+                samples, components, self.assignment, self.merge_settings, history=self.history
+            )
+        mixture = VonMisesFisherMixture(
+            n_components=int(components.weight_K.shape[0]),
+            n_neighbours=self.objective.n_neighbours,
+            temperature=self.objective.temperature,
+            size_weighting=self.objective.size_weighting,
+        ).fit(X, init=components.centre_KD)
+        self.components = _own_kind(components)
+        mixture.merges_ = self.history.finished(components.centre_KD)
+        return mixture
+
+    # -- the tables that the loss reads -------------------------------------------------------------------------------
+
+    def refill(self, index_NH: Tensor, weight_NH: Tensor) -> None:
+        """Put these assignments and the present components where the loss reads them."""
+        assert self.components is not None
+        k, h = self.n_components, index_NH.shape[1]
+        self.index_NH.zero_()[:, :h] = index_NH
+        self.weight_NH.zero_()[:, :h] = weight_NH  # fewer clusters than neighbours: the others weigh nothing
+        kappa_K = self.components.kappa_K
+        if self.objective.concentration == "constant":
+            kappa_K = torch.full_like(kappa_K, float(kappa_K.mean()))
+        if self.objective.concentration_scale != "literal":
+            kappa_K = losses.relative_concentrations(
+                kappa_K, weight_K=self.components.weight_K, scale=self.objective.concentration_scale
+            )
+        self.mu_KD.zero_()[:k] = self.components.mu_KD.to(self.mu_KD)
+        self.kappa_K.zero_()[:k] = kappa_K.to(self.kappa_K)
+        if self.objective.normaliser:
+            log_normaliser_K = vmf.log_normaliser(kappa_K, self.mu_KD.shape[1])
+            self.log_normaliser_K.zero_()[:k] = log_normaliser_K.to(self.log_normaliser_K)
+
+    def _assigned(self, samples: Samples, components: VonMisesFisherComponents) -> tuple[Tensor, Tensor]:
+        """The clusters of every image, of all ranks: the images of a batch are not those of a rank's shard."""
+        index_NH, weight_NH, _ = em.assignments(samples, components, self.assignment)
+        return ranks.all_gather_rows(index_NH, samples.device), ranks.all_gather_rows(weight_NH, samples.device)
+
+    # -- E and M steps ------------------------------------------------------------------------------------------------
+
+    def _step(self, samples: Samples, components: VonMisesFisherComponents) -> tuple[VonMisesFisherComponents, float]:
+        # A cluster that the moving embeddings have left is filled again from a large one: only merging lowers K.
+        statistics = em.e_step(samples, components, self.assignment)
+        counts, means = em.refilled(statistics, self.generator, samples.n_columns)
+        return components.estimated(counts, means), statistics.log_likelihood
+
+    def _seeded(self, samples: Samples) -> VonMisesFisherComponents:
+        centre_KD = seeding.seeds(samples, self.n_components, "k-means++", self.generator, overseed=False)
+        centre_KD = centre_KD.to(samples.parameter_device)
+        start = VonMisesFisherComponents.started(centre_KD, self._concentration_settings(samples))
+        return _own_kind(merge.restarted(samples, start, start.centre_KD, self.assignment))
+
+    def _best_restart(self, samples: Samples) -> VonMisesFisherComponents:
+        """Start anew as often as asked, and keep the likeliest."""
+        best: tuple[float, VonMisesFisherComponents] | None = None
+        for _ in range(self.settings.n_init):
+            components, log_likelihood = self._seeded(samples), float("-inf")
+            for _ in range(self.settings.em_steps):
+                components, log_likelihood = self._step(samples, components)
+            if best is None or log_likelihood > best[0]:
+                best = (log_likelihood, components)
+        assert best is not None
+        return best[1]
+
+    def _concentration_settings(self, samples: Samples) -> ConcentrationSettings:
+        settings = ConcentrationSettings(rule=self._concentration_rule)
+        if self.objective.concentration_dims is None:
+            return settings
+        dims = min(self.objective.concentration_dims, samples.n_columns)
+        basis_DP, energy = em.principal_directions(samples, dims)
+        return replace(settings, basis_DP=basis_DP, energy=energy)
+
+    @property
+    def _concentration_rule(self) -> ConcentrationRule:
+        return "closed-form" if self.objective.concentration == "closed-form" else "per-component"
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def as_tensors(self) -> dict[str, Tensor]:
+        """All of it, for a checkpoint."""
+        tensors = {f"history/{name}": value for name, value in self.history.as_tensors().items()}
+        tensors["generator"] = self.generator.get_state()
+        if self.components is not None:
+            tensors |= {
+                "mu": self.components.mu_KD,
+                "kappa": self.components.kappa_K,
+                "weight": self.components.weight_K,
+                "index": self.index_NH,
+                "share": self.weight_NH,
+                "table_mu": self.mu_KD,
+                "table_kappa": self.kappa_K,
+                "table_normaliser": self.log_normaliser_K,
+            }
+            if self.components.settings.basis_DP is not None:
+                tensors["basis"] = self.components.settings.basis_DP
+                tensors["energy"] = torch.tensor(self.components.settings.energy, dtype=torch.float64)
+        return tensors
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what ``as_tensors`` took."""
+        prefix = "history/"
+        self.history = MergeHistory.from_tensors(
+            {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+        )
+        self.generator.set_state(tensors["generator"])
+        if "mu" not in tensors:
+            return
+        device = self.mu_KD.device if self.mu_KD.device.type != "mps" else torch.device("cpu")
+        settings = ConcentrationSettings(rule=self._concentration_rule)
+        if "basis" in tensors:
+            settings = replace(settings, basis_DP=tensors["basis"].to(device), energy=float(tensors["energy"]))
+        self.components = VonMisesFisherComponents(
+            mu_KD=tensors["mu"].to(device),
+            kappa_K=tensors["kappa"].to(device),
+            weight_K=tensors["weight"].to(device),
+            settings=settings,
+        )
+        for table, name in (
+            (self.index_NH, "index"),
+            (self.weight_NH, "share"),
+            (self.mu_KD, "table_mu"),
+            (self.kappa_K, "table_kappa"),
+            (self.log_normaliser_K, "table_normaliser"),
+        ):
+            table.copy_(tensors[name])
+
+
+def _own_kind(components: Components) -> VonMisesFisherComponents:
+    """The engine returns the kind of components that it was given."""
+    assert isinstance(components, VonMisesFisherComponents)
+    return components

@@ -1,0 +1,532 @@
+"""Algorithm 1: train an encoder and a mixture together.
+
+Read ``Training.run`` first: E step and M step from the last epoch's centroids, an epoch of updates, merge. All that a
+run consists of is in ``Training``, and all of it goes into a checkpoint, so that a run that was stopped goes on bit for
+bit (on the same machine and build): orders and augmentations depend on the seed, the epoch and the image alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from siammm.config import TrainConfig, initial_clusters
+from siammm.data import randomness
+from siammm.data.loader import Loader, open_loader
+from siammm.data.sources import Source, open_source
+from siammm.data.view_settings import ViewSettings, views
+from siammm.errors import InputError
+from siammm.evaluate.clustering import clustering_scores
+from siammm.evaluate.knn import knn_accuracy
+from siammm.evaluate.outliers import outlier_score
+from siammm.learn import checkpoint, distributed, guard
+from siammm.learn.bank import Bank, shard
+from siammm.learn.batchnorm import synchronised
+from siammm.learn.clustering import Clustering
+from siammm.learn.guard import CollapseError, Health
+from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
+from siammm.learn.optim import build_optimiser, learning_rate, momentum_at
+from siammm.learn.run import RunFolder
+from siammm.learn.step import Step
+from siammm.mixture import ranks
+from siammm.mixture.estimator import VonMisesFisherMixture
+from siammm.mixture.samples import Samples
+
+# On a GPU the host looks at the losses this often; on a CPU, after every step.
+_STEPS_BETWEEN_CHECKS = 50
+
+
+class Interrupted(Exception):  # noqa: N818 - a wish, not an error
+    """The user or the system asked to stop; everything is saved."""
+
+
+class Listener(Protocol):
+    """Who is told how it goes; see ``progress.py``."""
+
+    def reading(self, done: int, total: int) -> None:
+        """So many images were read."""
+
+    def began(self, training: Training) -> None:
+        """Training starts or goes on."""
+
+    def stepped(self, epoch: int, step: int, steps: int) -> None:
+        """One update is done."""
+
+    def finished_epoch(self, row: dict[str, Any]) -> None:
+        """An epoch is over, and this was measured."""
+
+
+class Silent:
+    """Tells nobody."""
+
+    def reading(self, done: int, total: int) -> None: ...  # noqa: D102
+    def began(self, training: Training) -> None: ...  # noqa: D102
+    def stepped(self, epoch: int, step: int, steps: int) -> None: ...  # noqa: D102
+    def finished_epoch(self, row: dict[str, Any]) -> None: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run finds: the networks, the mixture (None without clusters) and the embeddings of all images."""
+
+    network: SiameseNetwork
+    mixture: VonMisesFisherMixture | None
+    embeddings: np.ndarray
+    labels: np.ndarray | None
+    probability: np.ndarray | None
+    outlier_score: np.ndarray | None
+
+
+class Training:
+    """One run: its networks, bank and mixture, and where in the schedule it is."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        source: Source,
+        device: torch.device,
+        *,
+        run: RunFolder | None = None,
+        listener: Listener | None = None,
+        known_bad: dict[str, str] | None = None,
+    ) -> None:
+        self.config, self.device, self.run_folder = config, device, run
+        self.listener: Listener = listener or Silent()
+        self.views = _views(config, source)
+        seed = config.run.random_state
+        self.loader: Loader = open_loader(
+            source,
+            self.views,
+            device,
+            kind=config.reading.loader,
+            seed=seed,
+            workers=config.reading.workers,
+            limit=config.reading.max_bad_images,
+            known_bad=known_bad,
+            progress=self.listener.reading,
+        )
+        n = self.loader.n_images
+        self.batch_size = _batch_size(config, n)
+        self.steps_per_epoch = n // self.batch_size
+        self.total_steps = self.steps_per_epoch * config.optimisation.epochs
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.network = build_network(config, self.views[0].size)
+        self.network = self.network.to(device)
+        if device.type == "cuda":
+            self.network = self.network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        if distributed.world_size() > 1:
+            self.network = cast(SiameseNetwork, synchronised(self.network))
+        self.network.train()
+        rank, world = distributed.rank(), distributed.world_size()
+        self.bank = Bank(n, config.network.embedding_dim, device, rank=rank, world_size=world)
+        self.clustering = Clustering(
+            _n_components(config, n),
+            n,
+            config.network.embedding_dim,
+            device,
+            objective=config.objective,
+            settings=config.clustering,
+            seed=seed,
+        )
+        self.optimiser = build_optimiser(
+            config.optimisation.optimiser,
+            self.network,
+            lr=config.optimisation.learning_rate,
+            weight_decay=config.optimisation.weight_decay,
+            momentum=config.optimisation.momentum,
+            trust_coefficient=config.optimisation.trust_coefficient,
+        )
+        self.step = Step(config, self.network, self.optimiser, self.loader, self.bank, self.clustering, device)
+        self.epoch, self.step_in_epoch = 0, 0
+        self.seconds = 0.0
+        self.log_likelihood = math.nan
+        self.metrics: list[dict[str, Any]] = []
+        self.stop_requested: Callable[[], bool] = lambda: False
+        self._saved_at = time.monotonic()
+        self._probe: tuple[Loader, np.ndarray] | None = None
+
+    # -- Algorithm 1 --------------------------------------------------------------------------------------------------
+
+    def run(self) -> Trained:
+        """Train from where the run is to its end."""
+        self.listener.began(self)
+        if self.epoch == 0 and self.step_in_epoch == 0:
+            self._fill_bank()
+        while self.epoch < self.config.optimisation.epochs:
+            started = time.monotonic()
+            if self._clusters_count and self.step_in_epoch == 0:
+                # E step: share the images among the centroids of the last epoch. M step: directions and concentrations.
+                self.log_likelihood = self.clustering.expectation_and_maximisation(self._samples())
+            self._updates(started)
+            if self._clusters_count:
+                # Merge: join the centroids that are close, by Eq. 11 or by the test of merge="auto".
+                self.clustering.merge(self._samples())
+            self._end_of_epoch(time.monotonic() - started)
+        return self.finish()
+
+    @property
+    def _clusters_count(self) -> bool:
+        """Whether the clusters are part of this epoch."""
+        return self.config.objective.cluster_loss != "none" and self.epoch >= self.config.clustering.first_epoch
+
+    def _updates(self, started: float) -> None:
+        """The epoch's updates of the encoder, from the first that has not been done."""
+        if self.step_in_epoch == 0:
+            self.step.reset()
+        optimisation = self.config.optimisation
+        groups = self._groups(self.epoch)[self.step_in_epoch :]
+        for batch in self.loader.batches(self.epoch, [self._mine(group) for group in groups]):
+            number = self.epoch * self.steps_per_epoch + self.step_in_epoch
+            self.step(
+                batch,
+                epoch=self.epoch,
+                rate=learning_rate(
+                    number,
+                    self.total_steps,
+                    round(optimisation.warmup_epochs * self.steps_per_epoch),
+                    optimisation.learning_rate,
+                    self.batch_size,
+                ),
+                momentum=momentum_at(number, self.total_steps, optimisation.encoder_momentum),
+                clustered=self._clusters_count,
+                number=number,
+            )
+            self.step_in_epoch += 1
+            self.listener.stepped(self.epoch, self.step_in_epoch, self.steps_per_epoch)
+            self._look_up(started)
+        self.step.check()
+
+    def _look_up(self, started: float) -> None:
+        """Between two updates: is the loss still finite, is it time to save, does anybody want us to stop?"""
+        if self.device.type == "cuda" and self.step_in_epoch % _STEPS_BETWEEN_CHECKS:
+            return
+        self.step.check()
+        stop, late = self._agreed(self.stop_requested()), self._agreed(self._due())
+        if (stop or late) and self.step_in_epoch < self.steps_per_epoch:
+            seconds, self.seconds = self.seconds, self.seconds + time.monotonic() - started
+            self.save()
+            self.seconds = seconds
+            if stop:
+                raise Interrupted
+
+    def _end_of_epoch(self, seconds: float) -> None:
+        """Measure, save, go on to the next; or stop, if the encoder has collapsed."""
+        means = self.step.means()
+        if not self._clusters_count:
+            del means["cluster_loss"]
+        samples = self._samples()
+        health = self._health(samples)
+        self.seconds += seconds
+        self.epoch, self.step_in_epoch = self.epoch + 1, 0
+        row: dict[str, Any] = {
+            "epoch": self.epoch,
+            **means,
+            **health.as_metrics(),
+            "seconds": seconds,
+            "images_per_second": self.steps_per_epoch * self.batch_size / max(seconds, 1e-9),
+        }
+        if self.clustering.components is not None:
+            row |= {"n_clusters": self.clustering.n_components, "log_likelihood": self.log_likelihood}
+        if self._is_probed():
+            row |= self.probe()
+        self.metrics.append(row)
+        problem = guard.diagnose(health, self.loader.n_images)
+        if self.run_folder is not None:
+            self.run_folder.add_metrics(row, tensorboard=self.config.run.tensorboard)
+        self.listener.finished_epoch(row)
+        if problem is not None:
+            raise CollapseError(problem)
+        stop = self._agreed(self.stop_requested())
+        if stop or self._agreed(self._due()) or self.epoch == self.config.optimisation.epochs:
+            self.save()
+        if stop and self.epoch < self.config.optimisation.epochs:
+            raise Interrupted
+
+    def finish(self) -> Trained:
+        """Settle the mixture on the embeddings of the images as they are, without augmentation."""
+        embedding_ND = self._clean_embeddings(
+            *shard(self.loader.n_images, distributed.rank(), distributed.world_size())
+        )
+        mixture, labels, probability, outlier = None, None, None, None
+        if self.clustering.components is not None:
+            mixture = self.clustering.finish(self._joined(embedding_ND), embedding_ND)
+            share = mixture.predict_proba(embedding_ND.cpu().numpy()).max(axis=1).toarray().ravel()
+            density_N = torch.as_tensor(mixture.score_samples(embedding_ND))
+            labels = self._of_all(torch.as_tensor(mixture.labels_).to(self.device))
+            probability = self._of_all(torch.from_numpy(np.asarray(share, dtype=np.float32)).to(self.device))
+            outlier = outlier_score(self._of_all(density_N.to(self.device)))
+        return Trained(self.network, mixture, self._of_all(embedding_ND), labels, probability, outlier)
+
+    # -- embeddings ---------------------------------------------------------------------------------------------------
+
+    def _samples(self) -> Samples:
+        """What is clustered: the bank, or a clean pass over the images. This rank's shard, joined with the others."""
+        if self.config.clustering.embeddings == "clean" and (self.epoch or self.step_in_epoch):
+            return self._joined(self._clean_embeddings(self.bank.first, self.bank.last))
+        self.bank.check()
+        return self._joined(self.bank.embeddings())
+
+    def _joined(self, embedding_ND: Tensor) -> Samples:
+        samples = Samples(embedding_ND, device=self.device, unit=True, name="the bank")
+        samples.join_ranks()
+        return samples
+
+    @torch.no_grad()
+    def _fill_bank(self) -> None:
+        """Embed two views of every image before the first update, with the statistics of batches: the running ones of a
+        new network mean nothing yet.
+        """
+        every = torch.arange(self.loader.n_images)
+        short = -len(every) % self.batch_size
+        groups = list(torch.cat([every, every[-1:].expand(short)]).split(self.batch_size))
+        never = self.config.optimisation.epochs  # views of an epoch that is never trained
+        with _frozen_statistics(self.network):
+            for batch in self.loader.batches(never, [self._mine(group) for group in groups]):
+                x_1, x_2 = self.loader.views(batch, self.config.run.random_state, never)
+                encoder = self.network.momentum_encoder or self.network.encoder
+                target_1, target_2 = encoder(x_1), encoder(x_2)
+                self.bank.update(
+                    *(distributed.all_gather_batch(rows) for rows in (batch.position_B, target_1, target_2))
+                )
+
+    @torch.no_grad()
+    def _clean_embeddings(self, first: int, last: int) -> Tensor:
+        """Unit embeddings of these images without augmentation, by the encoder that made the bank."""
+        encoder = self.network.momentum_encoder or self.network.encoder
+        return self._encoded(self.loader, encoder, first, last, self.config.network.embedding_dim)
+
+    @torch.no_grad()
+    def features(self, loader: Loader, *, momentum: bool = False) -> Tensor:
+        """The backbone's features of all images of a loader, without augmentation: what probes and users work with."""
+        encoder = self.network.momentum_encoder if momentum else self.network.encoder
+        assert encoder is not None, "SimSiam has no momentum encoder"
+        return self._encoded(loader, encoder.features, 0, loader.n_images, encoder.num_features)
+
+    def _encoded(self, loader: Loader, encode: Callable[[Tensor], Tensor], first: int, last: int, dim: int) -> Tensor:
+        rows = torch.empty(last - first, dim, device=self.device)
+        self.network.eval()
+        try:
+            for start, x in loader.clean(first, last):
+                out = encode(x.to(memory_format=torch.channels_last) if self.device.type == "cuda" else x)
+                rows[start - first : start - first + x.shape[0]] = functional.normalize(out.float(), dim=1)
+        finally:
+            self.network.train()
+        return rows
+
+    def _of_all(self, rows: Tensor) -> np.ndarray:
+        return ranks.all_gather_rows(rows, self.device).cpu().numpy()
+
+    # -- the order of an epoch ----------------------------------------------------------------------------------------
+
+    def _groups(self, epoch: int) -> list[Tensor]:
+        """The images of each update of an epoch, over all ranks; a rest that fills no batch waits for the next."""
+        order = randomness.permutation(self.config.run.random_state, epoch, self.loader.n_images)
+        return list(order[: self.steps_per_epoch * self.batch_size].split(self.batch_size))
+
+    def _mine(self, group: Tensor) -> Tensor:
+        """This rank's part of a batch."""
+        first, last = shard(len(group), distributed.rank(), distributed.world_size())
+        return group[first:last]
+
+    # -- looking after it ---------------------------------------------------------------------------------------------
+
+    def _health(self, samples: Samples) -> Health:
+        effective_rank, deviation = guard.spread(samples)
+        components = self.clustering.components
+        if components is None:
+            return Health(effective_rank=effective_rank, deviation=deviation)
+        return Health(
+            effective_rank=effective_rank,
+            deviation=deviation,
+            occupied=int((components.weight_K > 0).sum()),
+            least_concentration=float(components.kappa_K.min()),
+            largest_concentration=float(components.kappa_K.max()),
+        )
+
+    def _is_probed(self) -> bool:
+        every = self.config.run.probe_every or max(1, self.config.optimisation.epochs // 10)
+        labelled = self.config.run.probe is not None or self.loader.labels is not None
+        return labelled and (self.epoch % every == 0 or self.epoch == self.config.optimisation.epochs)
+
+    def probe(self) -> dict[str, float]:
+        """kNN accuracy of the backbone's features, and agreement of the clusters with the labels; trains nothing."""
+        return dict(self._probed())
+
+    def _probed(self) -> Iterator[tuple[str, float]]:
+        own = self.loader.labels
+        features_ND = self.features(self.loader)
+        if self.config.run.probe is not None:
+            loader, labels = self._probe_loader()
+            query = self.features(loader)
+            if own is None:
+                bank, bank_labels, alone = query, labels, True
+            else:
+                bank, bank_labels, alone = features_ND, _codes_like(self.loader, loader), False
+            yield "knn", knn_accuracy(query, labels, bank, bank_labels, leave_one_out=alone)
+        elif own is not None:
+            yield "knn", knn_accuracy(features_ND, own, features_ND, own, leave_one_out=True)
+        if own is not None and self.clustering.components is not None:
+            scores = clustering_scores(own, self.clustering.index_NH[:, 0].cpu().numpy())
+            yield "ami", scores.ami
+            yield "majority_accuracy", scores.majority_accuracy
+
+    def _probe_loader(self) -> tuple[Loader, np.ndarray]:
+        if self._probe is None:
+            assert self.config.run.probe is not None
+            source = open_source(self.config.run.probe)
+            if source.labels is None:
+                raise InputError(f"The probe {source.name} has no labels, but kNN accuracy needs them; leave it out.")
+            loader = open_loader(
+                source,
+                self.views,
+                self.device,
+                kind=self.config.reading.loader,
+                seed=0,
+                workers=self.config.reading.workers,
+                limit=self.config.reading.max_bad_images,
+            )
+            labels = loader.labels
+            assert labels is not None
+            self._probe = (loader, labels)
+        return self._probe
+
+    def _due(self) -> bool:
+        return self.run_folder is not None and time.monotonic() - self._saved_at > 60 * self.config.run.save_every
+
+    def _agreed(self, wish: bool) -> bool:
+        """Whether any rank wishes it: all must do it together."""
+        return any(ranks.all_gather_counts(int(wish), self.device))
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write everything that is needed to go on from here."""
+        self._saved_at = time.monotonic()
+        # Every rank takes part: the bank is in shards.
+        views = [ranks.all_gather_rows(view[:-1], self.device) for view in self.bank.view_2ND]
+        if self.run_folder is None or not distributed.is_writer():
+            return
+        tensors = {
+            **checkpoint.with_prefix("network", self.network.state_dict()),
+            **checkpoint.with_prefix("optimiser", checkpoint.optimiser_tensors(self.optimiser)),
+            **checkpoint.with_prefix("clustering", self.clustering.as_tensors()),
+            "bank/1": views[0],
+            "bank/2": views[1],
+            "totals": self.step.totals,
+            "random": torch.get_rng_state(),
+        }
+        facts = {
+            "epoch": self.epoch,
+            "step_in_epoch": self.step_in_epoch,
+            "seconds": self.seconds,
+            "log_likelihood": self.log_likelihood,
+            "set_aside": self.loader.set_aside.reasons,
+        }
+        checkpoint.save(self.run_folder.checkpoints, tensors, facts)
+
+    def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Put back what ``save`` wrote."""
+        checkpoint.restore_module(self.network, checkpoint.grouped(tensors, "network"))
+        checkpoint.restore_optimiser(self.optimiser, checkpoint.grouped(tensors, "optimiser"))
+        self.clustering.restore(checkpoint.grouped(tensors, "clustering"))
+        for view, stored in zip(self.bank.view_2ND, (tensors["bank/1"], tensors["bank/2"]), strict=True):
+            view[:-1].copy_(stored[self.bank.first : self.bank.last])
+        self.step.totals.copy_(tensors["totals"])
+        torch.set_rng_state(tensors["random"])
+        self.epoch, self.step_in_epoch = int(facts["epoch"]), int(facts["step_in_epoch"])
+        self.seconds, self.log_likelihood = float(facts["seconds"]), float(facts["log_likelihood"])
+        if self.run_folder is not None and distributed.is_writer():
+            self.run_folder.truncate_metrics(self.epoch)
+            self.metrics = self.run_folder.metrics()
+
+
+def build_network(config: TrainConfig, image_size: int) -> SiameseNetwork:
+    """The networks that the settings describe, with weights from torch's own generator."""
+    network = config.network
+    backbone = build_backbone(network.backbone, image_size=image_size, zero_init_residual=network.zero_init_residual)
+    features = int(cast(Any, backbone).num_features)
+    encoder = Encoder(
+        backbone, projector(features, network.hidden_dim, network.embedding_dim, network.projector_layers)
+    )
+    return SiameseNetwork(
+        encoder,
+        predictor(
+            network.embedding_dim, network.hidden_dim, network.predictor_layers, last_norm=network.predictor_norm
+        ),
+        momentum=config.objective.instance_loss != "simsiam",
+    )
+
+
+@contextlib.contextmanager
+def _frozen_statistics(network: nn.Module) -> Iterator[None]:
+    """Normalise by each batch, and leave no trace of it in the running statistics."""
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    try:
+        yield
+    finally:
+        for name, buffer in network.named_buffers():
+            buffer.copy_(buffers[name])
+
+
+def _views(config: TrainConfig, source: Source) -> tuple[ViewSettings, ViewSettings]:
+    """The settings of the two views: from the preset, or from the size of the images."""
+    size = config.views.image_size
+    if size is None:
+        shape = source.uniform_shape()
+        size = min(shape) if shape is not None and max(shape) <= 96 else 224
+    first, second = views(size, config.views.augmentation)
+    if config.views.crop_scale is not None:
+        scale = (config.views.crop_scale, 1.0)
+        first, second = dataclasses.replace(first, scale=scale), dataclasses.replace(second, scale=scale)
+    return first, second
+
+
+def _batch_size(config: TrainConfig, n_images: int) -> int:
+    """Images of one update, over all ranks: as asked, or as many as there are, in equal parts."""
+    optimisation = config.optimisation
+    parts = optimisation.accumulate * distributed.world_size()
+    if n_images < 2:
+        raise InputError(
+            f"There {'is 1 image' if n_images == 1 else 'are no images'} that can be read, but training compares "
+            "images with each other and needs at least 2."
+        )
+    batch_size = min(optimisation.batch_size, n_images) // parts * parts
+    if batch_size < 2 * parts:
+        raise InputError(
+            f"A batch of {min(optimisation.batch_size, n_images)} images in {parts} parts has fewer than 2 images a "
+            "part, but BatchNorm needs at least 2; raise --batch-size, or lower --accumulate or the number of "
+            "processes."
+        )
+    return batch_size
+
+
+def _n_components(config: TrainConfig, n_images: int) -> int:
+    k = config.clustering.n_components
+    if k is None:
+        return initial_clusters(n_images)
+    if k < 1 or k > n_images:
+        raise InputError(f"--n-components is {k:,}, but it must be from 1 to the number of images, {n_images:,}.")
+    return k
+
+
+def _codes_like(bank: Loader, probe: Loader) -> np.ndarray:
+    """The labels of the training images in the numbers of the probe's labels, by name where both have names."""
+    labels, ours, theirs = bank.labels, bank.source.label_names, probe.source.label_names
+    assert labels is not None
+    if ours is None or theirs is None or list(ours) == list(theirs):
+        return labels
+    number = {name: code for code, name in enumerate(theirs)}
+    # A class that the probe lacks gets a number of its own: it may be predicted, and is then wrong.
+    codes = np.array([number.setdefault(name, len(number)) for name in ours])
+    return codes[labels]

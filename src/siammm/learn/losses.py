@@ -1,0 +1,349 @@
+"""The losses of the paper as plain functions on tensors, for our loop or anybody's.
+
+None keeps state, waits for the device or looks at a value on it, so all of them may be captured in a CUDA graph or
+compiled (``relative_concentrations``, once an epoch, is the exception). Embeddings are scaled to unit length inside.
+They may be of any floating type: 16-bit ones are taken to float32 first, and autocast is switched off within, because
+a concentration multiplies the rounding error of a cosine (``backward`` belongs outside the autocast region, as always:
+inside, the products of the gradient are rounded after all). The mixture's parameters never carry a gradient. Every loss
+is the mean over its batch; under data parallelism, over the rank's part of it.
+
+Legend, after the paper:
+
+    v       embedding of a view by the encoder and the predictor; v_m the momentum encoder's
+    mu      mean direction of a component, unit length    kappa   its concentration
+    pi      weight of a component for a sample            alpha   size of a component     tau     temperature
+    N, D    in a shape: samples of the batch, dimensions  K, H    components, the nearest of them to a sample
+    M       negatives
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from siammm.errors import InputError
+
+__all__ = [
+    "assignment_weights",
+    "contrastive_instance_loss",
+    "final_loss",
+    "instance_distance",
+    "instance_loss",
+    "negative_centroids_loss",
+    "negative_samples_loss",
+    "relative_concentrations",
+    "soft_assignment_loss",
+]
+
+# Keys of all ranks from the keys of this one, and the number of the row at which this rank's own begin.
+Gather = Callable[[Tensor], tuple[Tensor, int]]
+
+# An embedding shorter than this has no direction.
+_SHORTEST = 1e-12
+
+_P = ParamSpec("_P")
+
+
+def _without_autocast(loss: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
+    """The same loss, in the precision of its tensors also where the caller's region would lower that of products."""
+
+    @wraps(loss)
+    def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
+        device = next((a.device.type for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), "cpu")
+        with torch.autocast(device, enabled=False):
+            return loss(*args, **kwargs)
+
+    return wrapped
+
+
+@_without_autocast
+def instance_distance(v_1: Tensor, v_2: Tensor) -> Tensor:
+    """Distance of one view's predictions from the other view's embeddings, which stay fixed.
+
+    Eq. 1. Shapes: v_1 and v_2 (N, D); returns a scalar between 0 and 2.
+
+    The paper leaves the distance D open. This is the cosine distance, 1 - cos, half the squared distance of the unit
+    vectors: what SimSiam and BYOL use, up to a factor and a constant.
+    """
+    _check_pair("v_1", v_1, "v_2", v_2)
+    v_1 = _unit(v_1)
+    return (1 - (v_1 * _unit(v_2.detach()).to(v_1.dtype)).sum(dim=1)).mean()
+
+
+def instance_loss(v_1: Tensor, v_2: Tensor, v_1m: Tensor, v_2m: Tensor) -> Tensor:
+    """Each view's predictions against the momentum encoder's embeddings of the other view.
+
+    Eq. 12. Shapes: all (N, D); returns a scalar between 0 and 4. No gradient reaches v_1m and v_2m.
+    """
+    return instance_distance(v_1, v_2m) + instance_distance(v_2, v_1m)
+
+
+@_without_autocast
+def contrastive_instance_loss(
+    v_1: Tensor,
+    v_2: Tensor,
+    v_1m: Tensor,
+    v_2m: Tensor,
+    temperature: float = 1.0,
+    all_gather: Gather | None = None,
+) -> Tensor:
+    """Pick each sample's other view out of the whole batch: MoCo v3's loss, an alternative to Eq. 12.
+
+    For each direction 2 tau times the cross entropy of the cosines over tau; the factor keeps the size of the gradient
+    when the temperature changes. Shapes: all (N, D); returns a scalar. No gradient reaches v_1m and v_2m.
+
+    ``all_gather`` makes the negatives those of all ranks: it gets this rank's keys (N, D) and returns everybody's, one
+    rank's after another, with the number of the row at which this rank's begin. It is called for v_2m, then for v_1m.
+
+    Not in the paper, whose losses need no negatives; MoCo v3 is where its views and heads come from.
+    """
+    _check_positive("temperature", temperature)
+    return _contrast(v_1, v_2m, temperature, all_gather) + _contrast(v_2, v_1m, temperature, all_gather)
+
+
+def _contrast(v_ND: Tensor, key_ND: Tensor, temperature: float, all_gather: Gather | None) -> Tensor:
+    _check_pair("The predictions", v_ND, "the keys", key_ND)
+    v_ND, n = _unit(v_ND), v_ND.shape[0]
+    key_MD, first = _unit(key_ND.detach()).to(v_ND.dtype), 0
+    if all_gather is not None:
+        key_MD, first = all_gather(key_MD)
+    if first < 0 or first + n > key_MD.shape[0]:
+        raise InputError(
+            f"all_gather returned {key_MD.shape[0]} keys, but this rank's {n} begin at row {first}; "
+            "it must return the keys of all ranks and the row at which this rank's begin."
+        )
+    positive_N = torch.arange(first, first + n, device=v_ND.device)
+    cosine_NM = v_ND @ key_MD.detach().T
+    return 2 * temperature * functional.cross_entropy(cosine_NM / temperature, positive_N)
+
+
+@_without_autocast
+def assignment_weights(similarity_NH: Tensor, temperature: float, log_size_NH: Tensor | None = None) -> Tensor:
+    """How a sample is shared among its H nearest components.
+
+    Eq. 10: alpha exp(mu v / tau), scaled to sum to 1. Shapes: similarity_NH the cosines mu v, log_size_NH the logarithm
+    of alpha, which is 1 if left out, as in the paper's experiments; returns (N, H) with rows that sum to 1. A size of 0
+    (log -inf) gives a weight of 0; a row of nothing but these gives zeros, hence no loss in Eq. 9.
+    """
+    _check_positive("temperature", temperature)
+    _check_shape("similarity_NH", similarity_NH, (None, None))
+    logit_NH = _wide(similarity_NH) / temperature
+    if log_size_NH is None:
+        return logit_NH.softmax(dim=1)
+    _check_shape("log_size_NH", log_size_NH, tuple(similarity_NH.shape))
+    log_size_NH = log_size_NH.to(logit_NH.dtype)
+    none_N1 = (log_size_NH == -math.inf).all(dim=1, keepdim=True)
+    weight_NH = (logit_NH + log_size_NH.masked_fill(none_N1, 0.0)).softmax(dim=1)
+    return weight_NH.masked_fill(none_N1, 0.0)
+
+
+@_without_autocast
+def soft_assignment_loss(
+    v_ND: Tensor, mu_NHD: Tensor, kappa_NH: Tensor, weight_NH: Tensor, log_normaliser_NH: Tensor | None = None
+) -> Tensor:
+    """Negative log likelihood of the samples under the few components they are assigned to; no negatives.
+
+    Eq. 9, -log sum_k pi_k exp(kappa_k mu_k v); with H = 1 and weights of 1 the hard assignment of Eq. 8, -kappa mu v.
+    Shapes: as the names say, mu_NHD of unit length, weight_NH at least 0; returns a scalar, which may be negative. Only
+    v_ND carries a gradient: mu, kappa and pi are fixed estimates.
+
+    A component of weight 0 takes no part; a sample whose weights are all 0 belongs nowhere yet, adds 0 to the sum and
+    gets no gradient. The paper leaves the density's normaliser out: ``log_normaliser_NH``, log c_d(kappa) of Eq. 4,
+    puts it back. It cannot change a gradient at H = 1; above, it favours the concentrated components.
+    """
+    n, d = _check_shape("v_ND", v_ND, (None, None))
+    h = _check_shape("weight_NH", weight_NH, (n, None))[1]
+    _check_shape("kappa_NH", kappa_NH, (n, h))
+    _check_shape("mu_NHD", mu_NHD, (n, h, d))
+    v_ND = _unit(v_ND)
+    mu_NHD, kappa_NH, weight_NH = (fixed.detach().to(v_ND.dtype) for fixed in (mu_NHD, kappa_NH, weight_NH))
+    assigned_N = (weight_NH != 0).any(dim=1)
+    # log 0 is -inf, which adds nothing; but a row of these alone has no derivative, so it gets a value to be discarded.
+    log_weight_NH = weight_NH.log().masked_fill(~assigned_N[:, None], 0.0)
+    if log_normaliser_NH is not None:
+        _check_shape("log_normaliser_NH", log_normaliser_NH, (n, h))
+        log_weight_NH = log_weight_NH + log_normaliser_NH.detach().to(v_ND.dtype)
+    # A product and a sum in place of a matrix product: as fast for this shape, and TF32 does not round it.
+    cosine_NH = (mu_NHD * v_ND[:, None]).sum(dim=2)
+    loss_N = -(log_weight_NH + kappa_NH * cosine_NH).logsumexp(dim=1)
+    return torch.where(assigned_N, loss_N, 0.0).mean()
+
+
+@_without_autocast
+def negative_centroids_loss(
+    v_ND: Tensor, mu_KD: Tensor, kappa_K: Tensor, positive_N: Tensor, negative_index: Tensor | None = None
+) -> Tensor:
+    """Tell a sample's own component from the others, which push it away.
+
+    Eq. 14. Shapes: as the names say; positive_N int64, the number of each sample's component; returns a scalar of at
+    least 0. Only v_ND carries a gradient.
+
+    ``negative_index`` (M,) int64 limits the negatives to these components, as the paper does (it draws 16,000); one
+    that is a sample's own is left out for that sample, and one drawn twice counts twice. Without it, all other
+    components are negatives. The scores are N x K or N x M, 1.6 GB for a batch of 4,096 against 100,000, and three
+    times that with the gradient.
+    """
+    n, d = _check_shape("v_ND", v_ND, (None, None))
+    k = _check_shape("mu_KD", mu_KD, (None, d))[0]
+    _check_shape("kappa_K", kappa_K, (k,))
+    _check_numbers("positive_N", positive_N, (n,))
+    v_ND = _unit(v_ND)
+    scaled_KD = mu_KD.detach().to(v_ND.dtype) * kappa_K.detach().to(v_ND.dtype)[:, None]
+    if negative_index is None:
+        return functional.cross_entropy(v_ND @ scaled_KD.T, positive_N)
+    _check_numbers("negative_index", negative_index, (None,))
+    positive_score_N = (v_ND * scaled_KD[positive_N]).sum(dim=1)
+    own_NM = positive_N[:, None] == negative_index
+    return _positive_against_rest(positive_score_N, v_ND @ scaled_KD[negative_index].T, own_NM)
+
+
+@_without_autocast
+def negative_samples_loss(
+    v_ND: Tensor,
+    cluster_N: Tensor,
+    mu_ND: Tensor,
+    kappa_N: Tensor,
+    negatives_MD: Tensor,
+    negative_cluster_M: Tensor,
+) -> Tensor:
+    """Tell a sample from embeddings of other clusters, by their likeness to the sample's own component.
+
+    Eq. 15. Shapes: as the names say; mu_ND and kappa_N are those of each sample's component, cluster_N int64 its
+    number; negative_cluster_M int64 the clusters of the negatives. Returns a scalar of at least 0.
+
+    Negatives are all of negatives_MD that lie outside the sample's cluster; a sample with none adds 0 and gets no
+    gradient. mu and kappa carry no gradient; the negatives do if they have one, which the paper leaves open: give
+    momentum embeddings or a bank to hold them fixed, the batch's own predictions to push them away as well.
+    """
+    n, d = _check_shape("v_ND", v_ND, (None, None))
+    _check_numbers("cluster_N", cluster_N, (n,))
+    _check_shape("mu_ND", mu_ND, (n, d))
+    _check_shape("kappa_N", kappa_N, (n,))
+    m = _check_shape("negatives_MD", negatives_MD, (None, d), least=0)[0]
+    _check_numbers("negative_cluster_M", negative_cluster_M, (m,))
+    v_ND = _unit(v_ND)
+    mu_ND, kappa_N = mu_ND.detach().to(v_ND.dtype), kappa_N.detach().to(v_ND.dtype)
+    scaled_ND = mu_ND * kappa_N[:, None]
+    negative_NM = scaled_ND @ _unit(negatives_MD).to(v_ND.dtype).T
+    same_NM = cluster_N[:, None] == negative_cluster_M
+    return _positive_against_rest((scaled_ND * v_ND).sum(dim=1), negative_NM, same_NM)
+
+
+def _positive_against_rest(positive_N: Tensor, negative_NM: Tensor, left_out_NM: Tensor) -> Tensor:
+    """Mean of -log exp(positive) / (exp(positive) + sum of exp(negative)), without the pairs that are left out."""
+    score_NM = torch.cat([positive_N[:, None], negative_NM.masked_fill(left_out_NM, -math.inf)], dim=1)
+    return (score_NM.logsumexp(dim=1) - positive_N).mean()
+
+
+def relative_concentrations(
+    kappa_K: Tensor,
+    weight_K: Tensor | None = None,
+    scale: float = 1.0,
+    quantiles: tuple[float, float] = (0.1, 0.9),
+) -> Tensor:
+    """Concentrations as the loss uses them: outliers clipped, the mean brought to ``scale``.
+
+    For Eq. 9, 14 and 15. Eq. 7 gives hundreds at d = 256, against an instance loss of about 1, so that Eq. 13 taken
+    literally is the cluster loss alone; which component is tighter than which is what the paper's ablation is about.
+    Shapes: kappa_K and weight_K (K,); returns (K,) in kappa's type and on its device.
+
+    Values beyond the two quantiles of the components are set to these. ``weight_K``, the components' shares of the
+    samples, makes the mean that over samples; a component of weight 0 counts neither for the mean nor for the
+    quantiles. Without it all components count alike. If all are 0, all become ``scale``. Meant for once an epoch: it
+    looks at the values, on the CPU.
+    """
+    _check_positive("scale", scale)
+    low, high = quantiles
+    if not 0 <= low <= high <= 1:
+        raise InputError(f"quantiles is {quantiles!r}, but it must be two numbers between 0 and 1, the lower first.")
+    k = _check_shape("kappa_K", kappa_K, (None,))[0]
+    kappa = kappa_K.detach().to("cpu", torch.float64)
+    weight = torch.ones_like(kappa)
+    if weight_K is not None:
+        _check_shape("weight_K", weight_K, (k,))
+        weight = weight_K.detach().to("cpu", torch.float64)
+        if not bool((weight.isfinite() & (weight >= 0)).all()) or not float(weight.sum()) > 0:
+            raise InputError(
+                f"weight_K goes from {float(weight.min())} to {float(weight.max())}, but it must be finite, at least 0 "
+                "and above 0 somewhere; give the components' shares of the samples."
+            )
+    counted = weight > 0
+    bad = int((counted & ~(kappa.isfinite() & (kappa >= 0))).sum())
+    if bad:
+        raise InputError(
+            f"{bad} of the {k} concentrations are not finite or are below 0; cap them, as VonMisesFisherMixture does."
+        )
+    bounds = torch.quantile(kappa[counted], torch.tensor([low, high], dtype=torch.float64))
+    clipped = kappa.nan_to_num(nan=0.0).clamp(bounds[0], bounds[1])
+    mean = (clipped * weight).sum() / weight.sum()
+    relative = clipped * (scale / mean) if float(mean) > 0 else torch.full_like(clipped, scale)
+    return relative.to(kappa_K)
+
+
+def final_loss(cluster: Tensor, instance: Tensor, cluster_weight: float | Tensor = 1.0) -> Tensor:
+    """The whole objective: cluster loss plus instance loss.
+
+    Eq. 13, which has ``cluster_weight`` = 1. The weight may be a scalar tensor, so that a captured CUDA graph can ramp
+    it up; 0 switches the clusters off, as before the first clustering.
+    """
+    return instance + cluster_weight * cluster
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float32 at least."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _unit(v_ND: Tensor) -> Tensor:
+    """Rows of unit length, in float32 at least.
+
+    A row of zeros stays one and gets no gradient, where dividing by a smallest length would give it one of 1e12. The
+    mask is multiplied, so that a NaN remains a NaN for the caller's guard to find.
+    """
+    v_ND = _wide(v_ND)
+    length_N1 = torch.linalg.vector_norm(v_ND, dim=1, keepdim=True)
+    return v_ND / length_N1.clamp_min(_SHORTEST) * (length_N1 > _SHORTEST)
+
+
+def _check_pair(name_1: str, v_1: Tensor, name_2: str, v_2: Tensor) -> None:
+    _check_shape(name_1, v_1, (None, None))
+    if v_1.shape != v_2.shape:
+        raise InputError(
+            f"{name_1} has the shape {tuple(v_1.shape)}, but {name_2} {tuple(v_2.shape)}; "
+            "give embeddings of two views of the same samples."
+        )
+    _check_shape(name_2, v_2, (None, None))
+
+
+def _check_shape(name: str, x: Tensor, shape: tuple[int | None, ...], *, least: int = 1) -> tuple[int, ...]:
+    """Refuse what has another shape, is empty, or is not of floating type; None stands for any length."""
+    if not x.is_floating_point():
+        raise InputError(f"{name} holds {x.dtype}, but it must hold floating-point numbers; convert it first.")
+    return _check_lengths(name, x, shape, least=least)
+
+
+def _check_numbers(name: str, x: Tensor, shape: tuple[int | None, ...]) -> None:
+    """Refuse what are not numbers of components, int64, one for each."""
+    if x.dtype != torch.int64:
+        raise InputError(f"{name} holds {x.dtype}, but it must hold int64 numbers of components; convert it first.")
+    _check_lengths(name, x, shape, least=0)
+
+
+def _check_lengths(name: str, x: Tensor, shape: tuple[int | None, ...], *, least: int) -> tuple[int, ...]:
+    if x.ndim != len(shape) or any(want not in (None, got) for got, want in zip(x.shape, shape, strict=True)):
+        wanted = ", ".join("any" if want is None else str(want) for want in shape)
+        raise InputError(f"{name} has the shape {tuple(x.shape)}, but it must be ({wanted}); see the shapes it needs.")
+    if min(x.shape, default=0) < least:
+        raise InputError(f"{name} has the shape {tuple(x.shape)}, but every length must be at least {least}.")
+    return tuple(x.shape)
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise InputError(f"{name} is {value!r}, but it must be a number above 0.")

@@ -1,0 +1,250 @@
+"""LARS, the other optimisers behind the same interface, and the schedules of rate and momentum.
+
+All of them can be captured in a CUDA graph: the learning rate may be a 0-d tensor that is filled before each replay,
+their state exists from the start, and a step is called off on the device. For that, set the optimiser's attribute
+``found_inf`` to a 0-d float32 tensor on the parameters' device: where it holds 1, ``step`` changes nothing at all. This
+is the protocol of torch's fused optimisers and of ``torch.amp.GradScaler``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from siammm.errors import InputError
+
+# The operations on whole lists of tensors have no types.
+_torch = cast(Any, torch)
+
+OptimiserName = Literal["lars", "sgd", "adamw"]
+OPTIMISERS: tuple[OptimiserName, ...] = get_args(OptimiserName)
+
+# Whole numbers as wide as each floating-point type, to copy bits whatever they mean.
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+}
+
+
+class LARS(torch.optim.Optimizer):
+    """Layer-wise adaptive rates, in MoCo v3's order: decay, trust ratio, momentum, then the rate.
+
+    A weight's gradient (with decay) is rescaled to ``trust_coefficient`` times the weight's own norm; a weight or a
+    gradient of norm 0 is left as it is. A group with ``excluded=True`` gets neither decay nor rescaling, which makes it
+    SGD with momentum: meant for biases and the parameters of normalisations, all 1-D.
+
+    ``lr`` is a number, or a 0-d tensor on the parameters' device.
+    """
+
+    # The GradScaler then hands over its scale and verdict rather than reading them on the host.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor,
+        *,
+        weight_decay: float = 0.0,
+        momentum: float = 0.9,
+        trust_coefficient: float = 0.001,
+        excluded: bool = False,
+    ) -> None:
+        _check_settings(lr, weight_decay, momentum)
+        if not trust_coefficient > 0:
+            raise InputError(f"trust_coefficient is {trust_coefficient!r}, but it must be above 0.")
+        settings = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "trust_coefficient": trust_coefficient,
+            "excluded": excluded,
+        }
+        super().__init__(params, settings)
+        _fill_state(self)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Move the parameters one step, unless ``found_inf`` holds 1."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        grad_scale: Tensor | None = getattr(self, "grad_scale", None)
+        for group in self.param_groups:
+            for params in _by_kind(p for p in group["params"] if p.grad is not None):
+                self._move(params, group, grad_scale, found_inf)
+        return loss
+
+    def _move(
+        self, params: list[Tensor], group: dict[str, Any], grad_scale: Tensor | None, found_inf: Tensor | None
+    ) -> None:
+        """One step of parameters of one type on one device."""
+        for p in params:
+            if "momentum_buffer" not in self.state[p]:  # a group that was added later
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        buffers = [self.state[p]["momentum_buffer"] for p in params]
+        updates = _gradients(params, grad_scale)
+        if not group["excluded"]:
+            if group["weight_decay"]:
+                updates = _torch._foreach_add(updates, params, alpha=group["weight_decay"])
+            updates = _torch._foreach_mul(updates, _trust(params, updates, group["trust_coefficient"]))
+        # Written beside the old values, which stay until it is known whether the step counts.
+        new_buffers = _torch._foreach_add(updates, buffers, alpha=group["momentum"])
+        new_params = _torch._foreach_mul(new_buffers, _negative(group["lr"], params[0]))
+        _torch._foreach_add_(new_params, params)
+        _replace([*params, *buffers], [*new_params, *new_buffers], found_inf)
+
+
+def build_optimiser(
+    name: str,
+    parameters: nn.Module | Iterable[nn.Module] | Iterable[tuple[str, Tensor]],
+    *,
+    lr: float | Tensor,
+    weight_decay: float = 0.0,
+    momentum: float = 0.9,
+    trust_coefficient: float = 0.001,
+) -> torch.optim.Optimizer:
+    """An optimiser with two groups: the weights, and the biases and other 1-D parameters, which get no decay.
+
+    ``parameters`` is a module, several, or named parameters; those without gradients, such as a momentum encoder's, are
+    left out. ``momentum`` is the first beta of AdamW, ``trust_coefficient`` that of LARS. The state is made here and
+    not at the first step: a captured first step would make it anew at every replay, and torch's fused SGD leaves it
+    unset if that step is called off.
+    """
+    if name not in OPTIMISERS:
+        raise InputError(f"optimiser is {name!r}, but it must be one of {', '.join(OPTIMISERS)}.")
+    _check_settings(lr, weight_decay, momentum)
+    weights, others = _split(parameters)
+    groups: list[dict[str, Any]] = [
+        {"params": weights, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    if name == "lars":
+        groups[1]["excluded"] = True
+        return LARS(groups, lr, momentum=momentum, trust_coefficient=trust_coefficient)
+    # Only the fused forms know found_inf; Metal's and the like are asked for as they come.
+    fused = all(p.device.type in ("cpu", "cuda") for p in (*weights, *others))
+    optimiser: torch.optim.Optimizer
+    if name == "sgd":
+        optimiser = torch.optim.SGD(groups, lr, momentum=momentum, fused=fused)
+    else:
+        capturable = any(p.is_cuda for p in (*weights, *others))
+        optimiser = torch.optim.AdamW(groups, lr, betas=(momentum, 0.999), fused=fused, capturable=capturable)
+    _fill_state(optimiser)
+    return optimiser
+
+
+def set_learning_rate(optimiser: torch.optim.Optimizer, lr: float) -> None:
+    """Set the rate of every group; in place where it is a tensor, so that a captured graph sees it."""
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+def learning_rate(step: int, total_steps: int, warmup_steps: int, base: float, batch_size: int) -> float:
+    """The rate at a step: linear warm-up from 0 to base * batch_size / 256, then a half cosine down to 0."""
+    peak = base * batch_size / 256
+    if step < warmup_steps:
+        return peak * step / warmup_steps
+    done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def momentum_at(step: int, total_steps: int, base: float = 0.99) -> float:
+    """The momentum encoder's momentum at a step: from ``base`` up to 1 along a half cosine."""
+    done = min(1.0, step / max(1, total_steps))
+    return 1 - (1 - base) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def _check_settings(lr: float | Tensor, weight_decay: float, momentum: float) -> None:
+    # A tensor's value is not read: it may be on a GPU, and it changes.
+    if isinstance(lr, Tensor):
+        if lr.ndim != 0:
+            raise InputError(f"lr is a tensor of shape {tuple(lr.shape)}, but it must be a number or a 0-d tensor.")
+    elif not 0 <= lr < math.inf:
+        raise InputError(f"lr is {lr!r}, but it must be a number of at least 0.")
+    if not 0 <= weight_decay < math.inf:
+        raise InputError(f"weight_decay is {weight_decay!r}, but it must be a number of at least 0.")
+    if not 0 <= momentum < 1:
+        raise InputError(f"momentum is {momentum!r}, but it must be at least 0 and below 1.")
+
+
+def _split(
+    parameters: nn.Module | Iterable[nn.Module] | Iterable[tuple[str, Tensor]],
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights, and what gets no decay: every trained parameter once."""
+    named: list[tuple[str, Tensor]] = []
+    for part in [parameters] if isinstance(parameters, nn.Module) else parameters:
+        named += part.named_parameters() if isinstance(part, nn.Module) else [cast(tuple[str, Tensor], part)]
+    trained = {id(p): (name, p) for name, p in named if p.requires_grad}
+    if not trained:
+        raise InputError("There is no parameter to train: none of those given asks for a gradient.")
+    plain = {key for key, (name, p) in trained.items() if p.ndim <= 1 or name.rsplit(".", 1)[-1] == "bias"}
+    weights = [p for key, (_, p) in trained.items() if key not in plain]
+    return weights, [p for key, (_, p) in trained.items() if key in plain]
+
+
+def _fill_state(optimiser: torch.optim.Optimizer) -> None:
+    """Zeros for everything that the optimiser will keep, as its first step would make them."""
+    for group in optimiser.param_groups:
+        for p in group["params"]:
+            state = optimiser.state[p]
+            if isinstance(optimiser, torch.optim.AdamW):
+                on_device = group["fused"] or group["capturable"]
+                state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if on_device else "cpu")
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+            elif isinstance(optimiser, LARS) or group["momentum"]:
+                state["momentum_buffer"] = torch.zeros_like(p)
+
+
+def _by_kind(params: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Parameters sorted by device and type, as the grouped operations want them."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for p in params:
+        kinds.setdefault((p.device, p.dtype), []).append(p)
+    return list(kinds.values())
+
+
+def _gradients(params: list[Tensor], grad_scale: Tensor | None) -> list[Tensor]:
+    """The gradients in the parameters' type, with a GradScaler's scale taken off."""
+    grads = [cast(Tensor, p.grad).to(p.dtype) for p in params]
+    if grad_scale is None:
+        return grads
+    return list(_torch._foreach_mul(grads, grad_scale.to(params[0].device).reciprocal().to(params[0].dtype)))
+
+
+def _trust(params: list[Tensor], updates: list[Tensor], coefficient: float) -> list[Tensor]:
+    """What each update is multiplied with, as 0-d tensors; 1 where either norm is 0."""
+    norm = torch.stack(_torch._foreach_norm(params))
+    update_norm = torch.stack(_torch._foreach_norm(updates))
+    known = (norm > 0) & (update_norm > 0)
+    ratio = torch.where(known, coefficient * norm / update_norm.where(known, 1.0), 1.0)
+    return list(ratio.to(params[0].dtype).unbind())
+
+
+def _negative(lr: float | Tensor, like: Tensor) -> float | Tensor:
+    return -lr.to(like) if isinstance(lr, Tensor) else -lr
+
+
+def _replace(old: list[Tensor], new: list[Tensor], found_inf: Tensor | None) -> None:
+    """Write the new values over the old ones, in place, unless ``found_inf`` holds 1."""
+    if found_inf is None:
+        _torch._foreach_copy_(old, new)
+        return
+    # On the bits as whole numbers a product with 0 is 0 even where the value is NaN, so that the old ones stay exactly.
+    bits = _BITS[old[0].dtype]
+    stays = (found_inf.to(old[0].device) != 0).to(bits)
+    old_bits = [tensor.view(bits) for tensor in old]
+    new_bits = [tensor.view(bits) for tensor in new]
+    _torch._foreach_mul_(old_bits, stays)
+    _torch._foreach_mul_(new_bits, 1 - stays)
+    _torch._foreach_add_(old_bits, new_bits)

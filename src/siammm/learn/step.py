@@ -1,0 +1,213 @@
+"""One update of the encoder: views, losses, gradients, optimiser, momentum encoder, bank.
+
+The step never makes the host wait: its losses add up on the device, and a loss or gradient that is not finite makes
+every update from then on leave the weights as they are, until the host looks (``Step.check``). On a GPU the whole step
+is captured once as a CUDA graph and replayed, so that launching its kernels costs nothing.
+
+Legend:  B images of a batch, D dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from siammm.config import TrainConfig
+from siammm.data.loader import Batch, Loader
+from siammm.learn.bank import Bank
+from siammm.learn.clustering import Clustering
+from siammm.learn.distributed import all_gather_batch, world_size
+from siammm.learn.guard import CollapseError
+from siammm.learn.networks import SiameseNetwork
+from siammm.learn.objective import batch_loss
+
+# The operations on whole lists of tensors have no types.
+_torch = cast(Any, torch)
+
+_TOTALS = ("loss", "instance_loss", "cluster_loss", "gradient_norm", "steps")
+# Steps before a capture, on a stream of their own: compilation and cuDNN's choices happen here.
+_WARM_UP = 3
+
+
+class Step:
+    """The state of an update besides the networks: its inputs at fixed addresses, sums of its losses, its graph."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        network: SiameseNetwork,
+        optimiser: torch.optim.Optimizer,
+        loader: Loader,
+        bank: Bank,
+        clustering: Clustering,
+        device: torch.device,
+    ) -> None:
+        self.config, self.network, self.optimiser = config, network, optimiser
+        self.loader, self.bank, self.clustering, self.device = loader, bank, clustering, device
+        self._epoch = torch.zeros((), dtype=torch.int64, device=device)
+        self._rate = torch.zeros((), device=device)
+        self._momentum = torch.zeros((), dtype=_widest(device), device=device)
+        self._failed = torch.zeros((), device=device)
+        self.totals = torch.zeros(len(_TOTALS), dtype=_widest(device), device=device)
+        for group in optimiser.param_groups:
+            group["lr"] = self._rate
+        precision = config.optimisation.precision
+        if precision == "auto":
+            precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+        self._autocast = precision == "bf16"
+        compiled = config.optimisation.compile
+        self._compiled = device.type == "cuda" if compiled is None else compiled
+        self._views: Any = torch.compile(loader.views, dynamic=False) if self._compiled else loader.views
+        self._online: Any = _parallel(network, device)
+        self._targets: Any = network.targets
+        if self._compiled:
+            self._online = torch.compile(self._online, dynamic=False)
+            self._targets = torch.compile(self._targets, dynamic=False)
+        # The graph of a step depends on whether clusters count yet; contrasting with a changing K cannot be captured.
+        self._captures = (
+            device.type == "cuda" and world_size() == 1 and config.objective.cluster_loss != "nce-centroids"
+        )
+        self._graphs: dict[bool, tuple[torch.cuda.CUDAGraph, Batch]] = {}
+        self._warm = 0
+
+    def __call__(self, batch: Batch, *, epoch: int, rate: float, momentum: float, clustered: bool, number: int) -> None:
+        """Do one update; ``number`` counts all updates of the run."""
+        self._epoch.fill_(epoch)
+        self._rate.fill_(rate)
+        self._momentum.fill_(momentum)
+        if not self._captures:
+            self._update(batch, clustered, self._negatives(number))
+        elif clustered in self._graphs:
+            graph, inputs = self._graphs[clustered]
+            _copy(batch, inputs)
+            graph.replay()
+        else:
+            self._warmed_up(batch, clustered)
+
+    def check(self) -> None:
+        """Stop if a loss or gradient was not finite: no weight has changed since. Waits for the device."""
+        if float(self._failed) > 0:
+            raise CollapseError(
+                "The loss or its gradient is no longer finite, so training stopped before the weights changed; start "
+                "again with a lower --learning-rate, or with --precision fp32."
+            )
+
+    def means(self) -> dict[str, float]:
+        """The means since the last call of ``reset``. Waits for the device."""
+        *totals, steps = self.totals.tolist()
+        return {name: total / max(1.0, steps) for name, total in zip(_TOTALS, totals, strict=False)}
+
+    def reset(self) -> None:
+        """Begin new means."""
+        self.totals.zero_()
+
+    # -- the update ---------------------------------------------------------------------------------------------------
+
+    def _update(self, batch: Batch, clustered: bool, negative_index: Tensor | None = None) -> None:
+        parts = self.config.optimisation.accumulate
+        self.optimiser.zero_grad(set_to_none=False)
+        sums = torch.zeros_like(self.totals[:3])
+        for part in _parts(batch, parts):
+            x_1, x_2 = self._views(part, self.config.run.random_state, self._epoch)
+            if self.device.type == "cuda":
+                x_1, x_2 = (x.to(memory_format=torch.channels_last) for x in (x_1, x_2))
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+                v_1, v_2, z_1, z_2 = self._online(x_1, x_2)
+                target_1, target_2 = self._targets(x_1, x_2, z_1, z_2)
+            loss = batch_loss(
+                self.config.objective,
+                (v_1.float(), v_2.float()),
+                (target_1.float(), target_2.float()),
+                part.position_B,
+                self.clustering,
+                clustered=clustered,
+                negative_index=negative_index,
+            )
+            (loss.total / parts).backward()
+            self._remember(part.position_B, target_1, target_2)
+            sums += torch.stack([loss.total, loss.instance, loss.cluster]).detach().to(sums) / parts
+        self._apply(sums)
+
+    def _remember(self, position_B: Tensor, target_1: Tensor, target_2: Tensor) -> None:
+        gathered = (all_gather_batch(rows) for rows in (position_B, target_1.float(), target_2.float()))
+        self.bank.update(*gathered)
+
+    @torch.no_grad()
+    def _apply(self, sums: Tensor) -> None:
+        """Change the weights, unless something is not finite."""
+        gradients = [p.grad for group in self.optimiser.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack(_torch._foreach_norm(gradients)))
+        failed = (~torch.isfinite(norm + sums[0])).to(self._failed)
+        if world_size() > 1:
+            dist.all_reduce(failed, dist.ReduceOp.MAX)
+            dist.all_reduce(sums)
+            sums = sums / world_size()
+        torch.maximum(self._failed, failed, out=self._failed)
+        self.optimiser.found_inf = self._failed  # pyright: ignore[reportAttributeAccessIssue] - as torch's own scaler does
+        self.optimiser.step()
+        self.network.update_momentum(torch.where(self._failed > 0, torch.ones_like(self._momentum), self._momentum))
+        self.totals += torch.cat([sums, norm.to(sums)[None], torch.ones_like(sums[:1])])
+
+    def _negatives(self, number: int) -> Tensor | None:
+        """The centroids to contrast with in this step, where they are drawn."""
+        wanted, k = self.config.objective.n_negatives, self.clustering.n_components
+        if self.config.objective.cluster_loss != "nce-centroids" or k <= wanted:
+            return None
+        generator = torch.Generator().manual_seed(self.config.run.random_state * 1_000_003 + number)
+        return torch.randint(k, (wanted,), generator=generator).to(self.device)
+
+    # -- capture ------------------------------------------------------------------------------------------------------
+
+    def _warmed_up(self, batch: Batch, clustered: bool) -> None:
+        """Run a few real steps on a side stream, then capture the one that all others replay."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._update(batch, clustered)
+        torch.cuda.current_stream().wait_stream(stream)
+        self._warm += 1
+        if self._warm < _WARM_UP:
+            return
+        self._warm = 0
+        inputs = Batch(batch.position_B.clone(), None if batch.crops is None else tuple(c.clone() for c in batch.crops))  # pyright: ignore[reportArgumentType]
+        graph = torch.cuda.CUDAGraph()
+        # What is captured is not run: the weights are those after the step above.
+        with torch.cuda.graph(graph):
+            self._update(inputs, clustered)
+        self._graphs[clustered] = (graph, inputs)
+
+
+def _parallel(network: SiameseNetwork, device: torch.device) -> Any:
+    """The network, its gradients averaged over the ranks where there are several."""
+    if world_size() == 1:
+        return network
+    from torch.nn.parallel import DistributedDataParallel
+
+    own = [device.index] if device.type == "cuda" else None
+    # Buffers are each rank's copy of the same synchronised statistics.
+    return DistributedDataParallel(network, device_ids=own, broadcast_buffers=False)
+
+
+def _parts(batch: Batch, parts: int) -> Iterator[Batch]:
+    if parts == 1:
+        yield batch
+        return
+    crops = [None] * parts if batch.crops is None else zip(*(c.chunk(parts) for c in batch.crops), strict=True)
+    for position_B, crop in zip(batch.position_B.chunk(parts), crops, strict=True):
+        yield Batch(position_B, crop)
+
+
+def _copy(batch: Batch, inputs: Batch) -> None:
+    inputs.position_B.copy_(batch.position_B, non_blocking=True)
+    if batch.crops is not None and inputs.crops is not None:
+        for source, target in zip(batch.crops, inputs.crops, strict=True):
+            target.copy_(source, non_blocking=True)
+
+
+def _widest(device: torch.device) -> torch.dtype:
+    """float64 where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64

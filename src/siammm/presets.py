@@ -1,0 +1,171 @@
+"""Complete settings for the usual sizes of images; a preset is where ``siammm train`` starts from.
+
+``imagenet-100`` and ``imagenet-200`` hold the paper's every number (section 5.1). The small presets keep its objective
+and mixture, with the optimisation that its peers use at these sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from siammm.config import (
+    ClusteringConfig,
+    NetworkConfig,
+    ObjectiveConfig,
+    OptimisationConfig,
+    PresetName,
+    TrainConfig,
+    ViewConfig,
+)
+from siammm.errors import InputError, StoredFileError
+
+# The paper: ResNet-50, heads 4096 wide, LARS with decay 1e-6, batch 4096, rate .5 for 200 epochs and .6 for 100,
+# 100,000 clusters, zeta -1.2, H 5, tau .02, alpha 1, concentrations in 150 principal directions; MoCo v3's momentum
+# and warm-up.
+_IMAGENET_200 = TrainConfig(
+    preset="imagenet-200",
+    views=ViewConfig(image_size=224, augmentation="224"),
+    network=NetworkConfig(backbone="resnet50", hidden_dim=4096),
+    objective=ObjectiveConfig(concentration="closed-form", concentration_dims=150),
+    clustering=ClusteringConfig(n_components=100_000, merge="paper", merge_threshold=-1.2),
+    optimisation=OptimisationConfig(
+        epochs=200, batch_size=4096, learning_rate=0.5, weight_decay=1e-6, warmup_epochs=10, encoder_momentum=0.99
+    ),
+)
+
+PRESETS: dict[PresetName, TrainConfig] = {
+    "cifar": TrainConfig(preset="cifar"),
+    "tiny": TrainConfig(
+        preset="tiny",
+        views=ViewConfig(augmentation="64"),
+        optimisation=OptimisationConfig(epochs=200, batch_size=512),
+    ),
+    "demo": TrainConfig(
+        preset="demo",
+        views=ViewConfig(augmentation="digits"),
+        network=NetworkConfig(backbone="conv-small", hidden_dim=256, embedding_dim=64),
+        clustering=ClusteringConfig(merge_share=0.1),
+        optimisation=OptimisationConfig(
+            epochs=30, batch_size=256, learning_rate=0.1, optimiser="sgd", weight_decay=1e-4, warmup_epochs=2
+        ),
+    ),
+    "imagenet-100": replace(
+        _IMAGENET_200,
+        preset="imagenet-100",
+        optimisation=replace(_IMAGENET_200.optimisation, epochs=100, learning_rate=0.6),
+    ),
+    "imagenet-200": _IMAGENET_200,
+}
+
+
+def with_settings(config: TrainConfig, **settings: Any) -> TrainConfig:
+    """A copy with these settings changed, each by its own word, whichever group it is in."""
+    homes = setting_homes()
+    changed: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        if name not in homes:
+            raise InputError(f"{name!r} is no setting of training; the settings are {', '.join(homes)}.")
+        if homes[name] is None:
+            changed[name] = value
+        else:
+            groups.setdefault(str(homes[name]), {})[name] = value
+    for group, values in groups.items():
+        changed[group] = replace(getattr(config, group), **values)
+    return replace(config, **changed)
+
+
+def check_settings(config: TrainConfig) -> None:
+    """Refuse settings that no run can have, before anything is read or written."""
+    for name, least in _LEAST.items():
+        value = _value(config, name)
+        if value is not None and not (isinstance(value, str) or (math.isfinite(value) and value >= least)):
+            raise InputError(f"{_flag(name)} is {value}, but it must be at least {least:g}.")
+    for name, (low, high) in _BETWEEN.items():
+        value = _value(config, name)
+        if value is not None and not low <= value <= high:
+            raise InputError(f"{_flag(name)} is {value}, but it must be from {low:g} to {high:g}.")
+    objective, clustering = config.objective, config.clustering
+    if objective.instance_loss == "none" and objective.cluster_loss == "none":
+        raise InputError("--instance-loss and --cluster-loss are both none, so there is nothing to learn; give one.")
+    if objective.instance_loss == "none" and clustering.first_epoch > 0:
+        raise InputError(
+            f"--first-epoch is {clustering.first_epoch}, but with --instance-loss none nothing is learned before it; "
+            "use 0."
+        )
+
+
+_LEAST = {
+    "image_size": 4, "workers": 0, "max_pixels": 1, "embedding_dim": 2, "hidden_dim": 1, "projector_layers": 1,
+    "predictor_layers": 1, "cluster_weight": 0, "n_neighbours": 1, "temperature": 1e-6, "concentration_dims": 2,
+    "concentration_scale": 1e-6, "n_negatives": 1, "contrastive_temperature": 1e-6, "n_components": 1,
+    "first_epoch": 0, "n_init": 1, "em_steps": 1, "merge_floor": 1, "epochs": 1, "batch_size": 2, "accumulate": 1,
+    "learning_rate": 0, "weight_decay": 0, "trust_coefficient": 1e-9, "warmup_epochs": 0, "probe_every": 1,
+    "save_every": 0,
+}  # fmt: skip
+_BETWEEN = {
+    "max_bad_images": (0.0, 1.0), "crop_scale": (0.01, 1.0), "merge_share": (1e-6, 1.0), "momentum": (0.0, 0.9999),
+    "encoder_momentum": (0.0, 1.0), "random_state": (0, 2**31 - 1),
+}  # fmt: skip
+
+
+def _value(config: TrainConfig, name: str) -> Any:
+    home = setting_homes()[name]
+    return getattr(config if home is None else getattr(config, home), name)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def setting_homes() -> dict[str, str | None]:
+    """Every setting of training with the group it is in; None for those of the command itself."""
+    homes: dict[str, str | None] = {}
+    default = TrainConfig()
+    for field in dataclasses.fields(TrainConfig):
+        value = getattr(default, field.name)
+        if dataclasses.is_dataclass(value):
+            homes |= {inner.name: field.name for inner in dataclasses.fields(value)}
+        else:
+            homes[field.name] = None
+    return homes
+
+
+def as_plain(config: TrainConfig) -> dict[str, Any]:
+    """The settings as JSON holds them."""
+    return _plain(dataclasses.asdict(config))
+
+
+def from_plain(stored: dict[str, Any], origin: Path) -> TrainConfig:
+    """The settings that ``as_plain`` wrote, from the file ``origin``."""
+    try:
+        return _rebuilt(TrainConfig, stored)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoredFileError(f"{origin} does not hold the settings of a run ({error}); start the run anew.") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return str(value) if isinstance(value, Path) else value
+
+
+def _rebuilt(kind: Any, stored: dict[str, Any]) -> Any:
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for name, value in stored.items():
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            values[name] = _rebuilt(hint, value)
+        else:
+            values[name] = Path(value) if isinstance(value, str) and Path in _alternatives(hint) else value
+    return kind(**values)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)

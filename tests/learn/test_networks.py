@@ -1,0 +1,370 @@
+"""Shapes and stems of backbones, what heads are made of, and the pair of encoders: what moves, what stays its own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from siammm.errors import InputError
+from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
+from siammm.learn.optim import build_optimiser
+
+
+def small_network(*, momentum: bool = True, with_predictor: bool = True, seed: int = 0) -> SiameseNetwork:
+    torch.manual_seed(seed)
+    backbone = build_backbone("conv-small", image_size=8)
+    encoder = Encoder(backbone, projector(256, 32, 16))
+    return SiameseNetwork(encoder, predictor(16, 32) if with_predictor else None, momentum=momentum)
+
+
+def views(n: int = 12, *, seed: int = 1) -> tuple[Tensor, Tensor]:
+    x = torch.randn(2, n, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+    return x[0], x[1]
+
+
+def loss_of(v_1: Tensor, v_2: Tensor, v_1m: Tensor, v_2m: Tensor) -> Tensor:
+    cosine = nn.functional.cosine_similarity
+    return 2 - cosine(v_1, v_2m).mean() - cosine(v_2, v_1m).mean()
+
+
+def norms(module: nn.Module) -> list[Any]:
+    return [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+
+
+# -- backbones ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("conv-small", 8), ("conv-small", 16), ("resnet18", 8), ("resnet18", 32), ("resnet18", 64), ("resnet10t", 32),
+        ("skresnet18", 40), ("vit_tiny_patch16_224", 32), ("mobilenetv3_small_100", 64), ("convnext_atto", 64),
+    ],
+)  # fmt: skip
+def test_features_have_the_width_that_is_said(name: str, size: int) -> None:
+    backbone: Any = build_backbone(name, image_size=size).eval()
+    with torch.no_grad():
+        assert backbone(torch.randn(2, 3, size, size)).shape == (2, backbone.num_features)
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "pooled", "left"),
+    [
+        (28, 3, 1, False, 4), (32, 3, 1, False, 4), (40, 3, 1, False, 5), (41, 3, 1, True, 3), (64, 3, 1, True, 4),
+        (96, 3, 1, True, 6), (97, 7, 2, True, 4), (224, 7, 2, True, 7),
+    ],
+)  # fmt: skip
+def test_stem_suits_the_size_of_the_images(size: int, kernel: int, stride: int, pooled: bool, left: int) -> None:
+    backbone: Any = build_backbone("resnet18", image_size=size).eval()
+    assert backbone.conv1.kernel_size == (kernel, kernel)
+    assert backbone.conv1.stride == (stride, stride)
+    assert isinstance(backbone.maxpool, nn.MaxPool2d) == pooled
+    with torch.no_grad():
+        assert backbone.forward_features(torch.randn(1, 3, size, size)).shape[-2:] == (left, left)
+
+
+def test_deep_stems_are_made_finer_too() -> None:
+    tiny: Any = build_backbone("resnet10t", image_size=32)
+    small: Any = build_backbone("resnet10t", image_size=64)
+    large: Any = build_backbone("resnet10t", image_size=128)
+    assert [backbone.conv1[0].stride for backbone in (tiny, small, large)] == [(1, 1), (1, 1), (2, 2)]
+    assert isinstance(tiny.maxpool, nn.Identity)
+    assert isinstance(small.maxpool, nn.MaxPool2d)
+
+
+def test_residual_blocks_start_as_the_identity_if_asked() -> None:
+    with_zeros: Any = build_backbone("resnet18", image_size=32)
+    without: Any = build_backbone("resnet18", image_size=32, zero_init_residual=False)
+    assert not with_zeros.layer1[0].bn2.weight.any()
+    assert without.layer1[0].bn2.weight.all()
+
+
+def test_other_numbers_of_channels_and_drop_path() -> None:
+    from timm.layers.drop import DropPath
+
+    backbone = build_backbone("resnet10t", image_size=32, in_channels=1, drop_path=0.2)
+    assert backbone.eval()(torch.randn(2, 1, 32, 32)).shape == (2, 512)
+    assert any(isinstance(part, DropPath) for part in backbone.modules())
+    assert build_backbone("conv-small", image_size=8, in_channels=1)(torch.randn(2, 1, 8, 8)).shape == (2, 256)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("resnet-18", {}, "no backbone 'resnet-18'; did you mean resnet18 or"),
+        ("conv-smal", {}, "did you mean conv-small or"),
+        ("qwertyuiop", {}, "timm.list_models"),
+        ("resnet18.nothing", {}, "Invalid pretrained tag .nothing. for resnet18"),
+        ("vit_tiny_patch16_224", {"image_size": 40}, "patches of 16 pixels, but the image size is 40"),
+        ("vit_tiny_patch16_224", {"image_size": 8}, "patches of 16 pixels, but the image size is 8"),
+        ("resnet18", {"image_size": 0}, "image_size is 0"),
+        ("resnet18", {"in_channels": 0}, "in_channels is 0"),
+        ("resnet18", {"drop_path": 1.0}, "drop_path is 1.0"),
+        ("vgg11", {"drop_path": 0.1}, "drop_path_rate"),
+        ("conv-small", {"pretrained": True}, "no pretrained weights"),
+        ("resnet10t", {"pretrained": True}, "out of reach"),
+    ],
+)
+def test_refusals(name: str, settings: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import timm.models._builder as builder
+
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise OSError("no network here")
+
+    monkeypatch.setattr(builder, "load_pretrained", unreachable)
+    everything: dict[str, Any] = {"image_size": 32} | settings
+    with pytest.raises(InputError, match=says) as caught:
+        build_backbone(name, **everything)
+    assert str(caught.value).endswith((".", "?"))
+
+
+def test_a_pretrained_network_keeps_its_stem(monkeypatch: pytest.MonkeyPatch) -> None:
+    import timm.models._builder as builder
+
+    def loaded(model: Any, **_: Any) -> None:
+        nn.init.constant_(model.conv1[0].weight, 0.25)
+
+    monkeypatch.setattr(builder, "load_pretrained", loaded)
+    backbone: Any = build_backbone("resnet10t", image_size=32, pretrained=True)
+    assert backbone.conv1[0].stride == (2, 2)
+    assert isinstance(backbone.maxpool, nn.MaxPool2d)
+    assert (backbone.conv1[0].weight == 0.25).all()
+
+
+# -- heads -------------------------------------------------------------------------------------------------------------
+
+
+def test_heads_are_the_papers() -> None:
+    head = projector(512)
+    kinds = [type(part) for part in head]
+    assert kinds == [nn.Linear, nn.BatchNorm1d, nn.ReLU] * 2 + [nn.Linear, nn.BatchNorm1d]
+    linear = [part for part in head if isinstance(part, nn.Linear)]
+    assert [(part.in_features, part.out_features) for part in linear] == [(512, 4096), (4096, 4096), (4096, 256)]
+    assert [part.bias for part in linear] == [None] * 3
+    assert [norm.affine for norm in norms(head)] == [True, True, False]
+    guess = predictor()
+    assert [type(part) for part in guess] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear, nn.BatchNorm1d]
+    assert guess(torch.randn(4, 256)).shape == (4, 256)
+
+
+def test_settings_of_heads() -> None:
+    assert [norm.affine for norm in norms(predictor(8, 16, last_norm="affine"))] == [True, True]
+    assert isinstance(predictor(8, 16, last_norm="none")[-1], nn.Linear)
+    assert len(projector(8, 16, 4, layers=1)) == 2
+    with pytest.raises(InputError, match="last_norm is 'batch'"):
+        predictor(8, 16, last_norm="batch")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="layers is 0"):
+        projector(8, 16, 4, layers=0)
+
+
+# -- the pair of encoders ----------------------------------------------------------------------------------------------
+
+
+def test_predictions_have_gradients_and_targets_have_none() -> None:
+    network = small_network()
+    x_1, x_2 = views()
+    v_1, v_2, z_1, z_2 = network(x_1, x_2)
+    v_1m, v_2m = network.targets(x_1, x_2, z_1, z_2)
+    assert all(v.shape == (12, 16) for v in (v_1, v_2, z_1, z_2, v_1m, v_2m))
+    assert [v.requires_grad for v in (v_1, v_2, z_1, z_2, v_1m, v_2m)] == [True, True, False, False, False, False]
+    # Fresh from the copy, both encoders say the same of the same batch.
+    torch.testing.assert_close(v_1m, z_1, rtol=0, atol=0)
+    loss_of(v_1, v_2, v_1m, v_2m).backward()
+    assert network.predictor is not None
+    assert network.momentum_encoder is not None
+    assert all(p.grad is not None for p in (*network.encoder.parameters(), *network.predictor.parameters()))
+    assert all(p.grad is None and not p.requires_grad for p in network.momentum_encoder.parameters())
+
+
+def test_without_momentum_encoder_targets_are_the_projections_of_the_same_pass() -> None:
+    network = small_network(momentum=False)
+    x_1, x_2 = views()
+    passes = []
+    network.encoder.register_forward_hook(lambda *_: passes.append(1))
+    v_1, v_2, z_1, z_2 = network(x_1, x_2)
+    v_1m, v_2m = network.targets(x_1, x_2, z_1, z_2)
+    assert len(passes) == 2
+    torch.testing.assert_close((v_1m, v_2m), (z_1, z_2), rtol=0, atol=0)
+    assert not v_1m.requires_grad
+    assert v_1.requires_grad
+    assert v_2.requires_grad
+    network.update_momentum(0.9)  # nothing follows, nothing happens
+
+
+def test_without_predictor_predictions_are_projections() -> None:
+    network = small_network(with_predictor=False)
+    v_1, v_2, z_1, z_2 = network(*views())
+    torch.testing.assert_close((v_1.detach(), v_2.detach()), (z_1, z_2), rtol=0, atol=0)
+
+
+def test_each_view_is_a_batch_of_its_own() -> None:
+    network = small_network()
+    x_1, x_2 = views()
+    v_1 = network(x_1, x_2)[0]
+    torch.testing.assert_close(v_1, network(x_1, 5 + 3 * x_2)[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["number", "tensor"])
+def test_momentum_encoder_follows_exactly(kind: str) -> None:
+    network = small_network()
+    assert network.momentum_encoder is not None
+    with torch.no_grad():
+        for p in network.encoder.parameters():
+            p.add_(torch.randn_like(p))
+    before = [p.double() for p in network.momentum_encoder.parameters()]
+    network.update_momentum(0.9 if kind == "number" else torch.tensor(0.9, dtype=torch.float64))
+    for old, online, new in zip(
+        before, network.encoder.parameters(), network.momentum_encoder.parameters(), strict=True
+    ):
+        torch.testing.assert_close(new.double(), 0.9 * old + 0.1 * online.double(), rtol=1e-6, atol=1e-7)
+    moved = copy.deepcopy(network.momentum_encoder.state_dict())
+    network.update_momentum(1.0)
+    torch.testing.assert_close(network.momentum_encoder.state_dict(), moved, rtol=0, atol=0)
+    network.update_momentum(torch.tensor(0.0))
+    for online, new in zip(network.encoder.parameters(), network.momentum_encoder.parameters(), strict=True):
+        torch.testing.assert_close(new, online, rtol=1e-6, atol=1e-6)
+
+
+def test_encoders_that_agree_stay_as_they_are() -> None:
+    network = small_network()
+    assert network.momentum_encoder is not None
+    for momentum in (0.99, torch.tensor(0.37)):
+        network.update_momentum(momentum)
+        for online, new in zip(network.encoder.parameters(), network.momentum_encoder.parameters(), strict=True):
+            assert torch.equal(online, new)
+
+
+def test_each_encoder_keeps_its_own_statistics() -> None:
+    network = small_network()
+    assert network.momentum_encoder is not None
+    x_1, x_2 = views()
+    z_1, z_2 = network(x_1, x_2)[2:]
+    online, own = norms(network.encoder)[0], norms(network.momentum_encoder)[0]
+    assert int(online.num_batches_tracked) == 2
+    assert int(own.num_batches_tracked) == 0
+    network.targets(3 * x_1, 3 * x_2, z_1, z_2)
+    assert int(own.num_batches_tracked) == 2
+    kept = own.running_var.clone()
+    assert not torch.allclose(kept, online.running_var)
+    network.update_momentum(0.0)
+    assert torch.equal(own.running_var, kept)
+
+
+def test_modes_reach_both_encoders_and_evaluation_leaves_statistics_alone() -> None:
+    network = small_network().eval()
+    before = copy.deepcopy(network.state_dict())
+    z_1, z_2 = network(*views())[2:]
+    network.targets(*views(), z_1, z_2)
+    torch.testing.assert_close(network.state_dict(), before, rtol=0, atol=0)
+
+
+def test_bf16_autocast_and_channels_last_agree_with_single_precision() -> None:
+    network = small_network()
+    plain = network(*views())[0]
+    twin = small_network().to(memory_format=torch.channels_last)
+    x_1, x_2 = (x.contiguous(memory_format=torch.channels_last) for x in views())
+    torch.testing.assert_close(twin(x_1, x_2)[0], plain, rtol=1e-3, atol=1e-4)
+    with torch.autocast("cpu", torch.bfloat16):
+        v_1, v_2, z_1, z_2 = twin(x_1, x_2)
+        v_1m, _ = twin.targets(x_1, x_2, z_1, z_2)
+        features = twin.encoder.features(x_1)
+    assert {v.dtype for v in (v_1, v_2, z_1, v_1m, features)} == {torch.float32}
+    assert nn.functional.cosine_similarity(v_1, plain).min() > 0.99
+
+
+def test_a_step_learns() -> None:
+    network = small_network()
+    optimiser = build_optimiser("sgd", network, lr=0.05, weight_decay=1e-4)
+    losses = []
+    for _ in range(12):
+        x_1, x_2 = views(32)
+        v_1, v_2, z_1, z_2 = network(x_1, x_1 + 0.1 * x_2)
+        loss = loss_of(v_1, v_2, *network.targets(x_1, x_1 + 0.1 * x_2, z_1, z_2))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        network.update_momentum(0.99)
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_whole_network_is_one_graph_for_the_compiler() -> None:
+    """Traced without a break: what the compiler's back end does with it is not ours."""
+    network = small_network()
+    eager = network(*views())
+    twin = small_network()
+    compiled = torch.compile(twin, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*views()), eager, rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(norms(network), norms(twin), strict=True):
+        torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+        assert int(ours.num_batches_tracked) == int(theirs.num_batches_tracked)
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # the compiler's own: what it imports is deprecated
+@pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_captured_training_step_is_the_eager_one(name: str, compiled: bool) -> None:
+    """Forward in bf16, targets, backward, optimiser and momentum update: captured once, replayed with other values."""
+    rate = {"lars": 1.0, "sgd": 0.1, "adamw": 1e-3}[name]
+    steps = [(rate, 0.9, 0.0), (0.7 * rate, 0.95, 0.0), (rate, 0.99, 1.0), (0.3 * rate, 0.99, 0.0)]
+    batches = torch.randn(len(steps), 2, 64, 3, 8, 8, generator=torch.Generator().manual_seed(0)).cuda()
+    found = {mode: _trained(name, batches, steps, mode, compiled=compiled) for mode in ("eager", "captured")}
+    torch.testing.assert_close(found["captured"], found["eager"], rtol=1e-2, atol=1e-3)
+
+
+def _trained(name: str, batches: Tensor, steps: list[Any], mode: str, *, compiled: bool) -> dict[str, Tensor]:
+    network = small_network().cuda().to(memory_format=torch.channels_last)
+    start = copy.deepcopy(network.state_dict())
+    lr, momentum, found_inf = (torch.zeros((), device="cuda", dtype=kind) for kind in (None, torch.float64, None))
+    optimiser: Any = build_optimiser(name, network, lr=lr, weight_decay=1e-4)
+    optimiser.found_inf = found_inf
+    x = torch.zeros_like(batches[0])
+    forward = torch.compile(network) if compiled else network
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=False)
+        x_1, x_2 = (view.contiguous(memory_format=torch.channels_last) for view in x)
+        with torch.autocast("cuda", torch.bfloat16):
+            v_1, v_2, z_1, z_2 = forward(x_1, x_2)
+            targets = network.targets(x_1, x_2, z_1, z_2)
+        loss_of(v_1, v_2, *targets).backward()
+        optimiser.step()
+        network.update_momentum(momentum)
+
+    # A step that is called off, with a momentum of 1, changes nothing but BatchNorm's statistics: a warm-up for free.
+    x.copy_(batches[0])
+    found_inf.fill_(1)
+    momentum.fill_(1)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    for key, value in network.state_dict().items():
+        if "running" not in key and "tracked" not in key:
+            assert torch.equal(value, start[key]), key
+    with torch.no_grad():
+        for key, value in network.state_dict().items():
+            value.copy_(start[key])
+    run = step
+    if mode == "captured":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        run = graph.replay
+    for batch, values in zip(batches, steps, strict=True):
+        x.copy_(batch)
+        for cell, value in zip((lr, momentum, found_inf), values, strict=True):
+            cell.fill_(value)
+        run()
+    torch.cuda.synchronize()
+    return {key: value.float() for key, value in network.state_dict().items()}
