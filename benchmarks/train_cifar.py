@@ -23,6 +23,7 @@ from siammm.data.sources import Source, open_source
 from siammm.evaluate.clustering import clustering_scores
 from siammm.evaluate.knn import knn_accuracy
 from siammm.evaluate.linear import linear_accuracy
+from siammm.learn.encode import Output, encode
 from siammm.learn.loop import Silent, Training
 from siammm.learn.progress import described
 from siammm.presets import PRESETS, with_settings
@@ -87,8 +88,9 @@ def main() -> None:
         "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),
         "judged": "a tenth of the training images, held out" if args.validation else "the test images",
     }  # fmt: skip
-    for name, momentum in (("online", False), ("momentum", True)):
-        bank, query = training.features(training.loader, momentum=momentum), training.features(held, momentum=momentum)
+    outputs: dict[str, Output] = {"online": "features", "momentum": "momentum features"}
+    for name, output in outputs.items():
+        bank, query = encode(trained.network, training.loader, output), encode(trained.network, held, output)
         found[f"knn_{name}"] = knn_accuracy(query, other_labels, bank, labels, k=200, temperature=0.1)
         found[f"knn20_{name}"] = knn_accuracy(query, other_labels, bank, labels, k=20, temperature=0.07)
         if args.epochs >= 50 and name == "online":

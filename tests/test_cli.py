@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import siammm
 from siammm.cli import main, parse
 from siammm.config import ClusterConfig, DemoConfig, default_n_components
+from siammm.presets import PRESETS, with_settings
 
 N, K, D = 240, 4, 16
 
@@ -312,9 +314,24 @@ def test_a_terminal_without_unicode(table: Path) -> None:
     assert done.stdout.isascii()
 
 
-def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    short = with_settings(PRESETS["demo"], epochs=2, first_epoch=1, warmup_epochs=0)
+    monkeypatch.setitem(PRESETS, "demo", short)
     assert main(["demo"]) == 0
     printed = capsys.readouterr()
-    assert printed.err == ""
-    for text in ("1,797 images", "clusters", "200", "AMI", "Hungarian", "siammm cluster embeddings.npy"):
+    assert re.fullmatch(r"epoch 2 of 2: loss .*\n", printed.err)
+    for text in ("1,797 images", "clusters", "144", "AMI", "Hungarian", "siammm train photos/"):
         assert text in printed.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_demo_finds_the_digits(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    started = time.monotonic()
+    assert main(["demo", "--random-state", str(seed)]) == 0
+    printed = capsys.readouterr().out
+    assert time.monotonic() - started < 180
+    assert 9 <= int(re.findall(r"It finds (\d+) clusters", printed)[0]) <= 11
+    ami, _, _, _, majority = (float(value) for value in re.findall(r"│ +(\d\.\d{3}) +", printed)[-5:])
+    assert ami >= 0.85
+    assert majority >= 0.90

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from functools import cache, reduce
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from siammm.cli import parse
+from siammm.config import TrainConfig
+from siammm.presets import PRESETS, check_settings, setting_homes
 
 ROOT = Path(__file__).parents[1]
 EQUATIONS = ROOT / "docs" / "equations.md"
@@ -80,3 +85,43 @@ def test_every_page_is_on_the_map() -> None:
     index = (ROOT / "docs" / "index.md").read_text("utf-8")
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} - {"index.md"}
     assert not {page for page in pages if f"]({page})" not in index}
+
+
+# -- training
+
+TRAIN = (ROOT / "docs" / "train.md").read_text("utf-8")
+
+
+def rows_under(heading: str) -> list[list[str]]:
+    """The cells of the first table under a heading, without its head."""
+    section = TRAIN.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    table = re.findall(r"^\|(.+)\|$", section, flags=re.MULTILINE)
+    return [[cell.strip() for cell in line.split("|")] for line in table[2:]]
+
+
+def test_every_flag_in_the_guide_to_training_exists() -> None:
+    flags = {f"--{name.replace('_', '-')}" for name in setting_homes()}
+    flags |= {"--help", *(f"--no-{flag[2:]}" for flag in flags)}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", TRAIN)) <= flags
+
+
+def test_the_table_of_presets_is_true() -> None:
+    _, *rows = rows_under("Presets")  # the first says what they are for
+    assert rows
+    for name, *cells in rows:
+        setting = name.strip("`").removeprefix("--").replace("-", "_")
+        home = setting_homes()[setting]
+        for cell, preset in zip(cells, PRESETS.values(), strict=True):
+            value = getattr(preset if home is None else getattr(preset, home), setting)
+            if value is None:
+                assert not re.fullmatch(r"[\d.e-]+", cell), (name, preset.preset)
+            else:
+                assert cell == (f"{value:g}" if isinstance(value, float) else str(value)), (name, preset.preset)
+
+
+@pytest.mark.parametrize("row", rows_under("The paper's variants"), ids=lambda row: row[0])
+def test_every_variant_of_the_paper_is_a_setting(row: list[str]) -> None:
+    flags = [] if row[1] == "none" else shlex.split(row[1].strip("`"))
+    config = parse(["train", "digits", *flags])
+    assert isinstance(config, TrainConfig)
+    check_settings(config)

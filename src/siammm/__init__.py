@@ -4,20 +4,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from siammm import losses
+    from siammm.learn.estimator import SiamMM
     from siammm.mixture.estimator import GaussianMixture, VonMisesFisherMixture
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["GaussianMixture", "VonMisesFisherMixture", "__version__"]
+__all__ = ["GaussianMixture", "SiamMM", "VonMisesFisherMixture", "__version__", "losses"]
 
 # Names are imported when they are first used, so that `siammm --help` does not wait for torch.
 _HOMES = {
     "GaussianMixture": "siammm.mixture.estimator",
+    "SiamMM": "siammm.learn.estimator",
     "VonMisesFisherMixture": "siammm.mixture.estimator",
 }
 
 
 def __getattr__(name: str) -> object:
+    if name == "losses":
+        return import_module("siammm.losses")
     if name not in _HOMES:
         raise AttributeError(f"module 'siammm' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -15,7 +15,7 @@ from tyro.conf import Positional
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
-    """Cluster scikit-learn's handwritten digits without their labels, and show what was found. Takes seconds."""
+    """Train on scikit-learn's handwritten digits without their labels, and show what was found. Takes minutes."""
 
     random_state: int = 0
     """Seed of everything random; the same seed finds the same clusters."""
@@ -145,7 +145,7 @@ class ViewConfig:
     """Width and height of a view in pixels; by default that of the images up to 96, and 224 for larger ones."""
 
     augmentation: Literal["auto", "digits", "32", "64", "224"] = "auto"
-    """Which set of augmentations: that for images of this many pixels, or digits, which turns and recolours nothing."""
+    """Which set of augmentations: that for images of this many pixels, or digits: crops, turns and slants, no colours."""
 
     crop_scale: float | None = None
     """The least share of an image that a view shows; by default that of the augmentation."""

@@ -49,9 +49,16 @@ PRESETS: dict[PresetName, TrainConfig] = {
         preset="demo",
         views=ViewConfig(augmentation="digits"),
         network=NetworkConfig(backbone="conv-small", hidden_dim=256, embedding_dim=64),
-        clustering=ClusteringConfig(merge_share=0.1),
+        clustering=ClusteringConfig(merge_share=0.2),
+        # Few images make few updates an epoch: small batches, and a momentum encoder that follows quickly.
         optimisation=OptimisationConfig(
-            epochs=30, batch_size=256, learning_rate=0.1, optimiser="sgd", weight_decay=1e-4, warmup_epochs=2
+            epochs=30,
+            batch_size=64,
+            learning_rate=0.3,
+            optimiser="sgd",
+            weight_decay=1e-4,
+            warmup_epochs=2,
+            encoder_momentum=0.97,
         ),
     ),
     "imagenet-100": replace(
@@ -110,7 +117,7 @@ _LEAST = {
 }  # fmt: skip
 _BETWEEN = {
     "max_bad_images": (0.0, 1.0), "crop_scale": (0.01, 1.0), "merge_share": (1e-6, 1.0), "momentum": (0.0, 0.9999),
-    "encoder_momentum": (0.0, 1.0), "random_state": (0, 2**31 - 1),
+    "encoder_momentum": (0.0, 1.0), "random_state": (0, 2**31 - 1), "merge_threshold": (-100.0, 100.0),
 }  # fmt: skip
 
 

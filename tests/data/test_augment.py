@@ -33,6 +33,11 @@ def by_torchvision(x: Tensor, p: ViewParameters, settings: ViewSettings) -> Tens
         image = image / 255
         box = [int(value[i]) for value in (p.top_N, p.left_N, p.height_N, p.width_N)]
         image = tv.resized_crop(image, *box, size=[settings.size] * 2, antialias=True)
+        flip = bool(p.flip_N[i])
+        if settings.turns:  # not MoCo v3's, and not the same before and after a flip
+            image, flip = tv.horizontal_flip(image) if flip else image, False
+            angles = float(p.rotation_N[i]), [0, 0], 1.0, [float(p.shear_N[i]), 0.0]
+            image = tv.affine(image, *angles, interpolation=tv.InterpolationMode.BILINEAR)
         if p.jitter_N[i]:
             for change in p.turn_N4[i].argsort().tolist():
                 if change == 0:
@@ -49,7 +54,7 @@ def by_torchvision(x: Tensor, p: ViewParameters, settings: ViewSettings) -> Tens
             image = tv.gaussian_blur(image, [settings.blur_kernel] * 2, [float(p.blur_sigma_N[i])] * 2)
         if p.solarise_N[i]:
             image = tv.solarize(image, 0.5)
-        if p.flip_N[i]:
+        if flip:
             image = tv.horizontal_flip(image)
         results.append(tv.normalize(image, list(settings.mean), list(settings.std)))
     return torch.stack(results)

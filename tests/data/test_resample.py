@@ -52,6 +52,21 @@ def test_resized_crops_equal_torchvisions(height: int, width: int, size: int, ch
     torch.testing.assert_close(got, expected_crops(x, box, size), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (9, 12), (32, 20)])
+def test_turning_equals_torchvisions(height: int, width: int):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(20, 3, height, width, generator=generator)
+    rotation, shear = torch.rand(2, 20, generator=generator) * 60 - 30
+    rotation[0] = shear[0] = 0
+    expected = [
+        tv.affine(image, float(turn), [0, 0], 1.0, [float(slant), 0.0], interpolation=tv.InterpolationMode.BILINEAR)
+        for image, turn, slant in zip(x, rotation, shear, strict=True)
+    ]
+    got = resample.turned(x, rotation, shear)
+    torch.testing.assert_close(got, torch.stack(expected), rtol=0, atol=1e-5)
+    torch.testing.assert_close(got[0], x[0], rtol=0, atol=1e-6)
+
+
 def test_matrices_equal_the_loop_also_for_large_images():
     x = torch.rand(6, 3, 375, 500, generator=torch.Generator().manual_seed(1))
     top, left, height, width, flip = boxes(6, 375, 500)

@@ -208,7 +208,9 @@ def test_presets():
     for digits in views(8):
         assert digits.flip == digits.jitter_probability == digits.grey == digits.blur == digits.solarise == 0.0
         assert not digits.jitters
-        assert digits.scale == (0.5, 1.0)
+        assert digits.scale == (0.7, 1.0)
+        assert (digits.rotation, digits.shear, digits.turns) == (15.0, 15.0, True)
+    assert not views(32)[0].turns
     assert views(28, "digits")[0].flip == 0.0
 
 

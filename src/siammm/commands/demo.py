@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import torch
 from rich.columns import Columns
 from rich.console import Console, Group
 from rich.padding import Padding
@@ -12,48 +13,58 @@ from rich.panel import Panel
 from rich.text import Text
 from sklearn.datasets import load_digits
 
-import siammm
 from siammm.commands.cluster import score_table
 from siammm.config import DemoConfig
+from siammm.data.sources import open_source
 from siammm.evaluate.clustering import clustering_scores
+from siammm.learn.loop import Training
+from siammm.learn.progress import TrainingProgress
+from siammm.presets import PRESETS, with_settings
 
-_START = 200
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH_OF_CURVE = 48
 
 
 def demo(config: DemoConfig) -> None:
-    """Cluster the digits without labels, then open the labels and look."""
+    """Train on the digits without labels, then open the labels and look."""
     console = Console(highlight=False)
-    images, digits = (np.asarray(array) for array in load_digits(return_X_y=True))
+    source = open_source("digits")
+    source.labels = None  # not even to be measured with, until the end
+    settings = with_settings(PRESETS["demo"], data="digits", random_state=config.random_state)
     console.print(
-        f"\n[bold]siammm[/] looks at {len(images):,} images of handwritten digits, 8 x 8 pixels each.\n"
-        "Nobody tells it that they are digits, or that there are ten of them.\n"
+        f"\n[bold]siammm[/] looks at {len(source):,} images of handwritten digits, 8 x 8 pixels each.\n"
+        "Nobody tells it that they are digits, or that there are ten of them. It learns an encoder from the images\n"
+        "alone, and groups what the encoder sees: a minute or two on a laptop.\n"
     )
     start = time.perf_counter()
-    with console.status("Fitting a mixture and merging its components ..."):
-        mixture = siammm.VonMisesFisherMixture(_START, merge="auto", random_state=config.random_state).fit(images)
+    with TrainingProgress() as progress:
+        training = Training(settings, source, torch.device("cpu"), listener=progress)
+        trained = training.run()
     seconds = time.perf_counter() - start
-    clusters = np.asarray(mixture.labels_)
-    assert mixture.merges_ is not None, "merging was asked for"
+    assert trained.mixture is not None
+    assert trained.labels is not None
+    clusters = trained.labels
+    counts = [training.clustering.n_start, *(row["n_clusters"] for row in training.metrics if "n_clusters" in row)]
     console.print(
-        f"[bold green]It finds {mixture.n_components_} clusters[/] in {seconds:.1f} s, merging down from {_START}:\n"
+        f"[bold green]It finds {trained.mixture.n_components_} clusters[/] in {seconds:.0f} s, "
+        f"merging down from {counts[0]}:\n"
     )
-    console.print(Padding(curve(mixture.merges_.n_components, ascii_only=not _is_utf(console)), (0, 0, 1, 2)))
+    console.print(Padding(curve(counts, ascii_only=not _is_utf(console)), (0, 0, 1, 2)))
     console.print("Now open the labels. The mean image of each cluster, and the digit that it mostly holds:\n")
+    images, digits = (np.asarray(array) for array in load_digits(return_X_y=True))
     console.print(Padding(Columns(_cards(images, digits, clusters, console), padding=(0, 2)), (0, 0, 1, 2)))
     console.print(score_table(clustering_scores(digits, clusters)))
     console.print(_next_steps())
 
 
 def curve(counts: list[int], *, ascii_only: bool = False) -> Text:
-    """The number of components over the rounds of merging, as a row of bars on a logarithmic scale."""
+    """The number of clusters over the epochs, as a row of bars on a logarithmic scale."""
     places = np.linspace(0, len(counts) - 1, min(len(counts), _WIDTH_OF_CURVE)).round().astype(int)
     heights = np.log2(np.asarray(counts, dtype=float)[places])
     top = max(float(heights.max()), 1e-9)
     bars = " .:-=+*#@" if ascii_only else _BARS
     line = "".join(bars[round(h / top * (len(bars) - 1))] for h in heights)
-    return Text.assemble(f"{counts[0]} ", (line, "green"), f" {counts[-1]}", (f"   {len(counts) - 1} rounds", "dim"))
+    return Text.assemble(f"{counts[0]} ", (line, "green"), f" {counts[-1]}", (f"   {len(counts) - 1} epochs", "dim"))
 
 
 def picture(image: np.ndarray, *, colour: bool, ascii_only: bool = False) -> Text:
@@ -93,12 +104,14 @@ def _cards(images: np.ndarray, digits: np.ndarray, clusters: np.ndarray, console
 
 def _next_steps() -> Panel:
     lines = Text.assemble(
-        "Cluster embeddings of your own (.npy, .npz, .parquet, .safetensors):\n",
+        "Train on a folder of images of your own:\n",
+        ("  siammm train photos/\n", "bold cyan"),
+        "Cluster embeddings that you already have (.npy, .npz, .parquet, .safetensors):\n",
         ("  siammm cluster embeddings.npy\n", "bold cyan"),
         "See every setting:\n",
-        ("  siammm cluster --help\n", "bold cyan"),
+        ("  siammm train --help\n", "bold cyan"),
         "From Python:\n",
-        ("  siammm.VonMisesFisherMixture(200, merge='auto').fit(X)", "bold cyan"),
+        ("  siammm.SiamMM().fit('photos/')", "bold cyan"),
     )
     return Panel(lines, title="What next", title_align="left", expand=False, border_style="dim")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,7 +32,7 @@ from siammm.learn.run import RunFolder
 from siammm.presets import PRESETS, check_settings, setting_homes, with_settings
 
 # What may be changed when a run goes on: where it runs, not what it computes.
-_CHANGEABLE = frozenset({"data", "resume", "device", "workers", "preset", "save_every", "tensorboard", "output"})
+_CHANGEABLE = frozenset({"data", "resume", "device", "workers", "save_every", "tensorboard"})
 
 
 def train(config: TrainConfig) -> None:
@@ -50,18 +51,17 @@ def _start(config: TrainConfig, context: Context, console: Console) -> None:
     check_settings(config)
     source = _source(config, str(config.data))
     output = config.output or Path(f"{Path(source.name).stem or source.kind}-run")
-    folder: RunFolder | None = None
     if context.rank == 0:
         check_new_folder(output, overwrite=config.overwrite, ours=run.NAMES)
-        folder = RunFolder.create(output, config, _facts(config, source))
-    _run(config, source, folder, context, console)
+    # Made when all else is known to be well: a wrong setting must not cost an earlier run, nor leave half of a new one.
+    _run(config, source, lambda: RunFolder.create(output, config, _facts(config, source)), context, console)
 
 
 def _resume(config: TrainConfig, context: Context, console: Console) -> None:
     assert config.resume is not None
     folder, stored, facts = RunFolder.open(config.resume)
-    config = _continued(config, stored)
     where = config.data or str(facts.get("data_path", stored.data))
+    config = _continued(config, stored)
     source = _source(config, where)
     if source.fingerprint() != facts.get("fingerprint"):
         raise InputError(
@@ -69,28 +69,28 @@ def _resume(config: TrainConfig, context: Context, console: Console) -> None:
         )
     state = checkpoint.load(folder.checkpoints)
     config = dataclasses.replace(config, data=stored.data, resume=None)
-    _run(config, source, folder if context.rank == 0 else None, context, console, state=state, resumed=folder.path)
+    _run(config, source, lambda: folder, context, console, state=state)
 
 
 def _run(
     config: TrainConfig,
     source: Source,
-    folder: RunFolder | None,
+    opened: Callable[[], RunFolder],
     context: Context,
     console: Console,
     *,
     state: tuple[dict[str, torch.Tensor], dict[str, Any], Path] | None = None,
-    resumed: Path | None = None,
 ) -> None:
     if context.rank == 0:
         announce(config, source, context, console)
     known_bad = None if state is None else dict(state[1]["set_aside"])
     with contextlib.ExitStack() as stack:
         progress: Listener = stack.enter_context(TrainingProgress()) if context.rank == 0 else Silent()
+        training = Training(config, source, context.device, listener=progress, known_bad=known_bad)
+        stack.callback(training.loader.close)
+        folder = training.run_folder = opened() if context.rank == 0 else None
         if folder is not None:
             stack.callback(folder.close)
-        training = Training(config, source, context.device, run=folder, listener=progress, known_bad=known_bad)
-        stack.callback(training.loader.close)
         if state is not None:
             training.restore(state[0], state[1])
         if folder is not None and len(training.loader.set_aside):
@@ -100,7 +100,7 @@ def _run(
         try:
             trained = training.run()
         except Interrupted:
-            path = folder.path if folder is not None else resumed
+            path = "RUN" if folder is None else shlex.quote(str(folder.path))
             raise Stopped(
                 f"stopped in epoch {training.epoch + 1} of {config.optimisation.epochs}, and saved; go on with: "
                 f"siammm train --resume {path}",
@@ -142,7 +142,7 @@ def show(training: Training, trained: Trained, output: Path, console: Console) -
         names = training.loader.source.label_names
         if labels is not None and names is not None:
             named = np.array(names, dtype=object)[labels]
-        concentration = np.asarray(trained.mixture.concentrations_, dtype=float)
+        concentration = torch.as_tensor(trained.mixture.concentrations_).double().cpu().numpy()
         console.print(cluster_table(sizes, concentration, "concentration", trained.labels, named))
         if labels is not None:
             console.print(score_table(clustering_scores(labels, trained.labels)))
@@ -171,12 +171,11 @@ def _facts(config: TrainConfig, source: Source) -> dict[str, Any]:
 
 def _continued(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
     """The stored settings, with the few that a resumed run may change taken from the command line."""
-    preset = PRESETS[config.preset]
+    settings = (config, PRESETS[config.preset], stored)
     changed: dict[str, Any] = {}
     for name, group in setting_homes().items():
-        given = getattr(config if group is None else getattr(config, group), name)
-        usual = getattr(preset if group is None else getattr(preset, group), name)
-        if given == usual:
+        given, usual, own = (getattr(one if group is None else getattr(one, group), name) for one in settings)
+        if given in (usual, own):
             continue
         if name not in _CHANGEABLE:
             raise InputError(

@@ -84,6 +84,8 @@ def colour(x_NCHW: Tensor, parameters: ViewParameters, settings: ViewSettings) -
     """What comes after the crop, for uint8 or floats from 0 to 1: jitter, grey, blur, solarise, normalise."""
     p = parameters
     x_NCHW = _three_channels(_as_float(x_NCHW))
+    if settings.turns:
+        x_NCHW = resample.turned(x_NCHW, p.rotation_N, p.shear_N)
     if settings.jitters:
         factor_N4 = torch.stack([p.brightness_N, p.contrast_N, p.saturation_N, p.hue_N], dim=1)
         jitter = colours.jitter_by_subsets if resample.is_plain_cpu(x_NCHW) else colours.jitter_by_masks

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -172,7 +172,7 @@ class StreamingLoader(Loader):
     def batches(self, epoch: int, positions: Sequence[Tensor]) -> Iterator[Batch]:
         """Cut by the workers, a few batches ahead."""
         self._plan.batches = [[(epoch, position) for position in group.tolist()] for group in positions]
-        for position_B, first, second in self._loader:
+        for position_B, first, second in _in_one_sentence(self._loader):
             yield Batch(
                 position_B.to(self.device, non_blocking=True),
                 (first.to(self.device, non_blocking=True), second.to(self.device, non_blocking=True)),
@@ -197,7 +197,7 @@ class StreamingLoader(Loader):
             for start in range(first, last, batch_size)
         ]
         images = _Clean(self.source, self.sample_N.numpy(), clean_side(self._size))
-        for position_B, x_B3SS in self._started(images, plan, keep=False):
+        for position_B, x_B3SS in _in_one_sentence(self._started(images, plan, keep=False)):
             yield int(position_B[0]), augment.clean(x_B3SS.to(self.device), self._size, self.view_settings[0])
 
     def close(self) -> None:
@@ -374,6 +374,14 @@ def _fits(n_images: int, shape: tuple[int, int], device: torch.device) -> bool:
     except (ValueError, OSError, AttributeError):  # not every system says
         free = 4 * 2**30
     return need <= _RESIDENT_SHARE * free
+
+
+def _in_one_sentence(batches: Iterable[Any]) -> Iterator[Any]:
+    """The same batches; what a worker refuses is said without the traceback that torch puts before it."""
+    try:
+        yield from batches
+    except InputError as error:
+        raise InputError(str(error).rsplit(f"{InputError.__name__}: ", 1)[-1].strip()) from error
 
 
 def _channels_first(image: np.ndarray) -> Tensor:

@@ -12,6 +12,8 @@ Legend:  N samples, C channels, H and W height and width of an image, S of a vie
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
@@ -77,6 +79,27 @@ def resized(x_NCHW: Tensor, shape: tuple[int, int]) -> Tensor:
     if x_NCHW.shape[2:] == shape:
         return x_NCHW
     return functional.interpolate(x_NCHW, size=shape, mode="bilinear", antialias=True)
+
+
+def turned(x_NCHW: Tensor, rotation_N: Tensor, shear_N: Tensor) -> Tensor:
+    """Turn each image clockwise and slant it along its rows, by degrees of its own, about its centre, over black.
+
+    Bilinear; equal to torchvision's ``affine`` with these angles.
+    """
+    n, _, height, width = x_NCHW.shape
+    turn_N, slant_N = (angle.to(x_NCHW.dtype) * (math.pi / 180) for angle in (rotation_N, shear_N))
+    cos_N, sin_N, tan_N = turn_N.cos(), turn_N.sin(), slant_N.tan()
+    # Where a pixel of the result comes from: the inverse of turning after slanting.
+    row_x_N2 = torch.stack([cos_N - sin_N * tan_N, cos_N * tan_N + sin_N], dim=1)
+    row_y_N2 = torch.stack([-sin_N, cos_N], dim=1)
+    y_H = torch.arange(height, device=x_NCHW.device, dtype=x_NCHW.dtype) - (height - 1) / 2
+    x_W = torch.arange(width, device=x_NCHW.device, dtype=x_NCHW.dtype) - (width - 1) / 2
+    place_HW2 = torch.stack(torch.broadcast_tensors(x_W[None, :], y_H[:, None]), dim=2)
+    from_x_NHW = (place_HW2 * row_x_N2[:, None, None]).sum(dim=3) / (width / 2)
+    from_y_NHW = (place_HW2 * row_y_N2[:, None, None]).sum(dim=3) / (height / 2)
+    grid_NHW2 = torch.stack([from_x_NHW, from_y_NHW], dim=3)
+    with torch.autocast(x_NCHW.device.type, enabled=False):
+        return functional.grid_sample(x_NCHW, grid_NHW2, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
 def gaussian_blur(x_NCHW: Tensor, sigma_N: Tensor, kernel: int) -> Tensor:

@@ -36,7 +36,8 @@ _RATIO = slice(_TRIES, 2 * _TRIES)
 _TOP, _LEFT, _FLIP, _JITTER, _GREY, _BLUR, _SIGMA, _SOLARISE = range(2 * _TRIES, 2 * _TRIES + 8)
 _TURN = slice(_SOLARISE + 1, _SOLARISE + 5)
 _FACTOR = slice(_SOLARISE + 5, _SOLARISE + 9)
-_UNIFORMS = _SOLARISE + 9
+_ROTATION, _SHEAR = _SOLARISE + 9, _SOLARISE + 10
+_UNIFORMS = _SOLARISE + 11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,10 @@ class ViewSettings:
     """Pixels that a blurred pixel is made of, in a row: an odd number."""
     solarise: float = 0.0
     """Probability that pixels in the upper half of the brightness are inverted."""
+    rotation: float = 0.0
+    """The crop is turned by up to this many degrees, either way, over black; no part of MoCo v3's augmentation."""
+    shear: float = 0.0
+    """The crop is slanted by up to this many degrees, either way, over black; no part of it either."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
     """Taken off the red, green and blue of the view."""
     std: tuple[float, float, float] = IMAGENET_STD
@@ -85,6 +90,8 @@ class ViewSettings:
         for name in ("brightness", "contrast", "saturation"):
             _check_range(name, (getattr(self, name),), 0.0, math.inf)
         _check_range("hue", (self.hue,), 0.0, 0.5)
+        _check_range("rotation", (self.rotation,), 0.0, 180.0)
+        _check_range("shear", (self.shear,), 0.0, 60.0)
         _check_range("scale", self.scale, 1e-6, 1.0)
         _check_range("ratio", self.ratio, 1e-3, 1e3)
         _check_range("blur_sigma", self.blur_sigma, 1e-3, math.inf)
@@ -98,6 +105,11 @@ class ViewSettings:
                 f"mean is {self.mean} and std {self.std}, but both have 3 channels and std is above 0; "
                 "give such numbers."
             )
+
+    @property
+    def turns(self) -> bool:
+        """Whether the crop is ever turned or slanted."""
+        return self.rotation > 0 or self.shear > 0
 
     @property
     def jitters(self) -> bool:
@@ -117,8 +129,8 @@ def views(size: int, preset: Preset = "auto") -> tuple[ViewSettings, ViewSetting
     """The settings of the two views for images of ``size`` pixels.
 
     "224" is MoCo v3's asymmetric pair: the first view is always blurred, the second seldom but at times solarised.
-    "64" is the same with a blur that suits 64 pixels, "32" leaves the blur out, and "digits" only crops: a mirrored or
-    inverted digit is another one. The blur of "224" and "64" grows with the size. "auto" takes the preset of the
+    "64" is the same with a blur that suits 64 pixels, "32" leaves the blur out, and "digits" crops, turns and slants
+    a little: a mirrored digit is another one. The blur of "224" and "64" grows with the size. "auto" takes the preset of the
     nearest size; up to 16 pixels that is "digits".
     """
     if preset not in PRESETS:
@@ -128,7 +140,9 @@ def views(size: int, preset: Preset = "auto") -> tuple[ViewSettings, ViewSetting
     if preset == "digits":
         plain = ViewSettings(
             size=size,
-            scale=(0.5, 1.0),
+            scale=(0.7, 1.0),
+            rotation=15.0,
+            shear=15.0,
             flip=0.0,
             jitter_probability=0.0,
             grey=0.0,
@@ -174,6 +188,10 @@ class ViewParameters:
     """Standard deviation of the blur in pixels of the view, 0 for none."""
     solarise_N: Tensor
     """Whether bright pixels are inverted."""
+    rotation_N: Tensor
+    """Degrees by which the crop is turned, clockwise."""
+    shear_N: Tensor
+    """Degrees by which it is slanted."""
 
     def __len__(self) -> int:
         return self.top_N.shape[0]
@@ -232,6 +250,8 @@ def draw(
         grey_N=u_NU[:, _GREY] < settings.grey,
         blur_sigma_N=torch.where(blurred_N, _between(u_NU[:, _SIGMA], *settings.blur_sigma), 0.0),
         solarise_N=u_NU[:, _SOLARISE] < settings.solarise,
+        rotation_N=_between(u_NU[:, _ROTATION], -settings.rotation, settings.rotation),
+        shear_N=_between(u_NU[:, _SHEAR], -settings.shear, settings.shear),
     )
 
 

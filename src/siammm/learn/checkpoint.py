@@ -7,6 +7,7 @@ is killed at any moment, also while saving, leaves a checkpoint that loads.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -27,12 +28,12 @@ _FORMAT = 1
 
 def save(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
     """Write a checkpoint as the folder's last one; the last one becomes the previous."""
-    folder.mkdir(parents=True, exist_ok=True)
     stored = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(dict(facts), allow_nan=True)
     header = {"format": str(_FORMAT), "facts": text, "digest": _digest(stored, text)}
     scratch = folder / f".{LAST}.{os.getpid()}.partial"
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         save_file(stored, scratch, metadata=header)
         with scratch.open("rb") as written:
             os.fsync(written.fileno())
@@ -40,11 +41,12 @@ def save(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) 
         if (folder / LAST).exists():
             os.replace(folder / LAST, folder / PREVIOUS)
         os.replace(scratch, folder / LAST)
-    except OSError as error:
-        reason = " ".join((error.strerror or str(error)).split()).rstrip(".")
+    except (OSError, SafetensorError) as error:  # a full disk is either, depending on who was writing
+        reason = " ".join((getattr(error, "strerror", None) or str(error)).split()).rstrip(".")
         raise InputError(f"The checkpoint in {folder} cannot be written ({reason}); make room and resume.") from error
     finally:
-        scratch.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            scratch.unlink()
     return folder / LAST
 
 
@@ -101,7 +103,11 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Te
         number, name = key.split(".", 1)
         state.setdefault(int(number), {})[name] = value
     groups = optimiser.state_dict()["param_groups"]
+    rates = [group["lr"] for group in optimiser.param_groups]
     optimiser.load_state_dict({"state": state, "param_groups": groups})
+    # torch has put copies in their place; a rate that is a tensor is one that somebody else goes on filling.
+    for group, rate in zip(optimiser.param_groups, rates, strict=True):
+        group["lr"] = rate
 
 
 def restore_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -47,7 +47,7 @@ class Clustering:
         settings: ClusteringConfig,
         seed: int,
     ) -> None:
-        self.objective, self.settings = objective, settings
+        self.objective, self.settings, self.seed = objective, settings, seed
         self.n_start = n_components
         self.components: VonMisesFisherComponents | None = None
         self.history = MergeHistory(n_components)
@@ -112,19 +112,21 @@ class Clustering:
         """The mixture that a run leaves: the last centroids, settled on the final embeddings X of this rank.
 
         The automatic rule goes on until its test stops it: an epoch's share limits the pace of training, not the
-        result.
+        result. Nothing is split: clusters that training has pulled together belong together, whatever they still
+        show inside.
         """
         assert self.components is not None, "a run without clusters has no mixture"
         components = merge.restarted(samples, self.components, self.components.centre_KD, self.assignment)
         if self.settings.merge == "auto":
             components, self.history = merge.merged(
-                samples, components, self.assignment, self.merge_settings, history=self.history
+                samples, components, self.assignment, self.merge_settings, history=self.history, splits=False
             )
         mixture = VonMisesFisherMixture(
             n_components=int(components.weight_K.shape[0]),
             n_neighbours=self.objective.n_neighbours,
             temperature=self.objective.temperature,
             size_weighting=self.objective.size_weighting,
+            random_state=self.seed,
         ).fit(X, init=components.centre_KD)
         self.components = _own_kind(components)
         mixture.merges_ = self.history.finished(components.centre_KD)

@@ -11,13 +11,13 @@ import contextlib
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from siammm.config import TrainConfig, initial_clusters
@@ -25,7 +25,7 @@ from siammm.data import randomness
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source, open_source
 from siammm.data.view_settings import ViewSettings, views
-from siammm.errors import InputError
+from siammm.errors import InputError, ZeroRowWarning
 from siammm.evaluate.clustering import clustering_scores
 from siammm.evaluate.knn import knn_accuracy
 from siammm.evaluate.outliers import outlier_score
@@ -33,6 +33,7 @@ from siammm.learn import checkpoint, distributed, guard
 from siammm.learn.bank import Bank, shard
 from siammm.learn.batchnorm import synchronised
 from siammm.learn.clustering import Clustering
+from siammm.learn.encode import encode
 from siammm.learn.guard import CollapseError, Health
 from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
 from siammm.learn.optim import build_optimiser, learning_rate, momentum_at
@@ -155,6 +156,8 @@ class Training:
         self.stop_requested: Callable[[], bool] = lambda: False
         self._saved_at = time.monotonic()
         self._probe: tuple[Loader, np.ndarray] | None = None
+        if config.run.probe is not None:
+            self._probe_loader()  # now, and not at the first measurement, hours from here
 
     # -- Algorithm 1 --------------------------------------------------------------------------------------------------
 
@@ -255,9 +258,7 @@ class Training:
 
     def finish(self) -> Trained:
         """Settle the mixture on the embeddings of the images as they are, without augmentation."""
-        embedding_ND = self._clean_embeddings(
-            *shard(self.loader.n_images, distributed.rank(), distributed.world_size())
-        )
+        embedding_ND = self._clean_embeddings()
         mixture, labels, probability, outlier = None, None, None, None
         if self.clustering.components is not None:
             mixture = self.clustering.finish(self._joined(embedding_ND), embedding_ND)
@@ -273,12 +274,14 @@ class Training:
     def _samples(self) -> Samples:
         """What is clustered: the bank, or a clean pass over the images. This rank's shard, joined with the others."""
         if self.config.clustering.embeddings == "clean" and (self.epoch or self.step_in_epoch):
-            return self._joined(self._clean_embeddings(self.bank.first, self.bank.last))
+            return self._joined(self._clean_embeddings())
         self.bank.check()
         return self._joined(self.bank.embeddings())
 
     def _joined(self, embedding_ND: Tensor) -> Samples:
-        samples = Samples(embedding_ND, device=self.device, unit=True, name="the bank")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ZeroRowWarning)  # rows without a direction are for the guard to judge
+            samples = Samples(embedding_ND, device=self.device, unit=True, name="the bank")
         samples.join_ranks()
         return samples
 
@@ -287,10 +290,11 @@ class Training:
         """Embed two views of every image before the first update, with the statistics of batches: the running ones of a
         new network mean nothing yet.
         """
-        every = torch.arange(self.loader.n_images)
+        never = self.config.optimisation.epochs  # order and views of an epoch that is never trained
+        # Mixed, because a folder comes class by class; the last batch is filled up with images that were there before.
+        every = randomness.permutation(self.config.run.random_state, never, self.loader.n_images)
         short = -len(every) % self.batch_size
-        groups = list(torch.cat([every, every[-1:].expand(short)]).split(self.batch_size))
-        never = self.config.optimisation.epochs  # views of an epoch that is never trained
+        groups = list(torch.cat([every, every[:short]]).split(self.batch_size))
         with _frozen_statistics(self.network):
             for batch in self.loader.batches(never, [self._mine(group) for group in groups]):
                 x_1, x_2 = self.loader.views(batch, self.config.run.random_state, never)
@@ -300,29 +304,9 @@ class Training:
                     *(distributed.all_gather_batch(rows) for rows in (batch.position_B, target_1, target_2))
                 )
 
-    @torch.no_grad()
-    def _clean_embeddings(self, first: int, last: int) -> Tensor:
-        """Unit embeddings of these images without augmentation, by the encoder that made the bank."""
-        encoder = self.network.momentum_encoder or self.network.encoder
-        return self._encoded(self.loader, encoder, first, last, self.config.network.embedding_dim)
-
-    @torch.no_grad()
-    def features(self, loader: Loader, *, momentum: bool = False) -> Tensor:
-        """The backbone's features of all images of a loader, without augmentation: what probes and users work with."""
-        encoder = self.network.momentum_encoder if momentum else self.network.encoder
-        assert encoder is not None, "SimSiam has no momentum encoder"
-        return self._encoded(loader, encoder.features, 0, loader.n_images, encoder.num_features)
-
-    def _encoded(self, loader: Loader, encode: Callable[[Tensor], Tensor], first: int, last: int, dim: int) -> Tensor:
-        rows = torch.empty(last - first, dim, device=self.device)
-        self.network.eval()
-        try:
-            for start, x in loader.clean(first, last):
-                out = encode(x.to(memory_format=torch.channels_last) if self.device.type == "cuda" else x)
-                rows[start - first : start - first + x.shape[0]] = functional.normalize(out.float(), dim=1)
-        finally:
-            self.network.train()
-        return rows
+    def _clean_embeddings(self) -> Tensor:
+        """Unit embeddings of this rank's images without augmentation, by the encoder that made the bank."""
+        return encode(self.network, self.loader, "embeddings", first=self.bank.first, last=self.bank.last)
 
     def _of_all(self, rows: Tensor) -> np.ndarray:
         return ranks.all_gather_rows(rows, self.device).cpu().numpy()
@@ -365,10 +349,10 @@ class Training:
 
     def _probed(self) -> Iterator[tuple[str, float]]:
         own = self.loader.labels
-        features_ND = self.features(self.loader)
+        features_ND = encode(self.network, self.loader, "features")
         if self.config.run.probe is not None:
             loader, labels = self._probe_loader()
-            query = self.features(loader)
+            query = encode(self.network, loader, "features")
             if own is None:
                 bank, bank_labels, alone = query, labels, True
             else:
@@ -411,8 +395,13 @@ class Training:
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write everything that is needed to go on from here."""
+        """Write everything that is needed to go on from here; numbers that are none never replace a good checkpoint."""
         self._saved_at = time.monotonic()
+        if not bool(torch.stack([p.isfinite().all() for p in self.network.parameters()]).all()):
+            raise CollapseError(
+                "The weights are no longer finite, so they were not saved; start again with a lower --learning-rate, "
+                "or with --precision fp32."
+            )
         # Every rank takes part: the bank is in shards.
         views = [ranks.all_gather_rows(view[:-1], self.device) for view in self.bank.view_2ND]
         if self.run_folder is None or not distributed.is_writer():
@@ -437,6 +426,12 @@ class Training:
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Put back what ``save`` wrote."""
+        changed = sorted(facts["set_aside"].keys() ^ self.loader.set_aside.reasons.keys())
+        if changed:
+            raise InputError(
+                f"{len(changed):,} images that could be read no longer can, or the other way round, the first being "
+                f"{changed[0]}; a run goes on with the images it began with: put them back, or start anew."
+            )
         checkpoint.restore_module(self.network, checkpoint.grouped(tensors, "network"))
         checkpoint.restore_optimiser(self.optimiser, checkpoint.grouped(tensors, "optimiser"))
         self.clustering.restore(checkpoint.grouped(tensors, "clustering"))

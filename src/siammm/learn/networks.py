@@ -227,6 +227,7 @@ class Encoder(nn.Module):
         self.backbone = backbone
         self.projector = projector
         self.num_features = int(cast(Any, backbone).num_features)
+        self.embedding_dim = [layer.out_features for layer in projector.modules() if isinstance(layer, nn.Linear)][-1]
 
     def features(self, x: Tensor) -> Tensor:
         """Features (N, num_features) of images, in single precision or better: for linear and kNN classifiers."""

@@ -27,6 +27,13 @@ _FORMAT = 1
 
 def leave(folder: RunFolder, training: Training, trained: Trained) -> None:
     """Write everything but the checkpoints and the metrics, which are there already."""
+    try:
+        _leave(folder, training, trained)
+    except (OSError, SafetensorError) as error:
+        raise run.unwritable(folder.path, error) from error
+
+
+def _leave(folder: RunFolder, training: Training, trained: Trained) -> None:
     save_network(folder.path / run.ENCODER, trained.network, training.config, training.views[0])
     write_whole(folder.path / run.LOSSES, plots.losses(training.metrics))
     if trained.mixture is not None:

@@ -55,7 +55,7 @@ class RunFolder:
             path.mkdir(parents=True)
             write_whole(path / CONFIG, json.dumps({"settings": as_plain(config), **facts}, indent=2) + "\n")
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise unwritable(path, error) from error
         return cls(path)
 
     @classmethod
@@ -69,7 +69,7 @@ class RunFolder:
         try:
             facts = dict(json.loads(file.read_text(encoding="utf-8")))
             settings = facts.pop("settings")
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoredFileError(f"{file} cannot be read ({error}); start the run anew.") from error
         return cls(path), from_plain(settings, file), facts
 
@@ -94,7 +94,10 @@ class RunFolder:
     def truncate_metrics(self, epochs: int) -> None:
         """Forget measurements after so many epochs: the run goes on from there."""
         rows = [row for row in self.metrics() if row["epoch"] <= epochs]
-        write_whole(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+        try:
+            write_whole(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+        except OSError as error:
+            raise unwritable(self.path, error) from error
 
     def add_metrics(self, row: dict[str, Any], *, tensorboard: bool) -> None:
         """Add an epoch's measurements."""
@@ -104,7 +107,7 @@ class RunFolder:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise unwritable(self.path, error) from error
         board = self._tensorboard() if tensorboard else None
         if board is not None:
             for name, value in row.items():
@@ -141,6 +144,7 @@ def write_whole(path: Path, text: str) -> None:
         scratch.unlink(missing_ok=True)
 
 
-def _unwritable(path: Path, error: OSError) -> InputError:
-    reason = " ".join((error.strerror or str(error)).split()).rstrip(".")
+def unwritable(path: Path, error: Exception) -> InputError:
+    """What to say where the run folder cannot be written."""
+    reason = " ".join((getattr(error, "strerror", None) or str(error)).split()).rstrip(".")
     return InputError(f"The run folder {path} cannot be written ({reason}); make room, or choose another --output.")

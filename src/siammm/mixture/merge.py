@@ -59,17 +59,18 @@ def merged(
     settings: MergeSettings,
     *,
     history: MergeHistory | None = None,
+    splits: bool = True,
     on_round: Callable[[int, int], None] | None = None,
 ) -> tuple[Components, MergeHistory]:
     """Merge until nothing more may be merged; ``history`` is that of earlier rounds, where there were any.
 
     The paper's rule has no stop of its own and ends at its floor or where no pair is below its threshold. The automatic
-    rule ends by its test, after which every component is offered a split; a split that survives starts a tree of its
-    own.
+    rule ends by its test, after which every component is offered a split, unless ``splits`` is False; a split that
+    survives starts a tree of its own.
     """
     history = history or MergeHistory(int(components.weight_K.shape[0]))
     components = _rounds(samples, components, assignment, settings, history, on_round)
-    if settings.rule == "paper":
+    if settings.rule == "paper" or not splits:
         return components, history
     for _ in range(_SPLIT_CYCLES):
         centre_KD = acceptance.halves(samples, components, assignment, unit=settings.unit)

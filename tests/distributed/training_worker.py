@@ -1,0 +1,78 @@
+"""One rank: trains every case and writes what it measured. ``test_training.py`` starts it as torchrun would."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from siammm.config import TrainConfig
+from siammm.data.sources import open_source
+from siammm.learn import distributed
+from siammm.learn.loop import Training
+from siammm.learn.run import RunFolder
+from tests.learn.small_runs import STEPS, measured, resumed, run_through, small_config, small_images, stopped
+
+N_IMAGES = 128
+
+
+def case_config(**settings: Any) -> TrainConfig:
+    """Batches of 32: in smaller ones BatchNorm makes so much of the last bit that a run differs from itself."""
+    return small_config(**({"batch_size": N_IMAGES // STEPS, "learning_rate": 0.05} | settings))
+
+
+def case_images() -> np.ndarray:
+    return small_images(N_IMAGES)
+
+
+def prepared(case: dict[str, Any], folder: Path) -> Training:
+    """Only the first rank has a folder, as in the command."""
+    config = case_config(**case["settings"])
+    source = open_source(case_images())
+    run = None
+    if distributed.is_writer() and case.get("run"):
+        run = RunFolder.create(folder / case["run"], config, {"fingerprint": source.fingerprint()})
+    return Training(config, source, torch.device("cpu"), run=run)
+
+
+def done(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+    if case.get("resume"):
+        training = resumed(case_config(**case["settings"]), folder / case["resume"], case_images())
+        if not distributed.is_writer():
+            training.run_folder = None
+    else:
+        training = prepared(case, folder)
+    if case.get("stop"):
+        stopped(training, case["stop"])
+        return {"measured": [], "shard": [training.bank.first, training.bank.last]}
+    found: dict[str, Any] = {"shard": [training.bank.first, training.bank.last]}
+    if case.get("finish"):
+        trained = training.run()
+        assert trained.mixture is not None
+        assert trained.labels is not None
+        found |= {"labels": trained.labels.tolist(), "embeddings": trained.embeddings.tolist()}
+        found["n_components"] = trained.mixture.n_components_
+    else:
+        run_through(training)
+    found["measured"] = measured(training)
+    found["history"] = training.clustering.history.n_components
+    found["weight"] = float(sum(p.double().sum() for p in training.network.parameters()))
+    return found
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    with distributed.setup("cpu", timeout=timedelta(seconds=30)) as context:
+        for case in json.loads((folder / "cases.json").read_text()):
+            found = done(case, folder)
+            (folder / f"{case['name']}.{context.rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
