@@ -315,7 +315,7 @@ def test_a_terminal_without_unicode(table: Path) -> None:
 
 
 def test_demo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    short = with_settings(PRESETS["demo"], epochs=2, first_epoch=1, warmup_epochs=0)
+    short = with_settings(PRESETS["demo"], epochs=2, cluster_after=0.5, warmup_epochs=0)
     monkeypatch.setitem(PRESETS, "demo", short)
     assert main(["demo"]) == 0
     printed = capsys.readouterr()

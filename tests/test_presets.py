@@ -140,7 +140,8 @@ def test_an_unknown_setting_is_refused(word: str) -> None:
         ({"merge_threshold": float("nan")}, "--merge-threshold is nan"),
         ({"random_state": 2**31}, "--random-state is 2147483648"),
         ({"instance_loss": "none", "cluster_loss": "none"}, "nothing to learn"),
-        ({"instance_loss": "none", "first_epoch": 2}, "--first-epoch is 2"),
+        ({"instance_loss": "none", "cluster_after": 0.5}, "--cluster-after is 0.5"),
+        ({"cluster_after": 1.0}, "--cluster-after is 1.0"),
     ],
 )
 def test_settings_that_no_run_can_have_are_refused(settings: dict[str, Any], says: str) -> None:

@@ -61,7 +61,7 @@ FLAGS = [
     "--n-negatives",
     "--contrastive-temperature",
     "--n-components",
-    "--first-epoch",
+    "--cluster-after",
     "--embeddings",
     "--centroids",
     "--n-init",
@@ -91,9 +91,9 @@ FLAGS = [
 ]
 
 SETTINGS = [
-    "--preset", "demo", "--hidden-dim", "32", "--embedding-dim", "16", "--epochs", "2", "--batch-size", "12",
-    "--warmup-epochs", "1", "--n-components", "10", "--merge", "paper", "--merge-threshold", "0", "--device", "cpu",
-    "--no-tensorboard",
+    "--backbone", "conv-small", "--hidden-dim", "32", "--embedding-dim", "16", "--epochs", "2", "--batch-size", "12",
+    "--optimiser", "sgd", "--learning-rate", "0.1", "--warmup-epochs", "1", "--n-components", "10",
+    "--merge", "paper", "--merge-threshold", "0", "--device", "cpu", "--no-tensorboard",
 ]  # fmt: skip
 
 LEFT = [
@@ -474,7 +474,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "too many clusters": (["images", "--n-components", "49"], "--n-components is 49"),
     "no clusters": (["images", "--n-components", "0"], "--n-components is 0"),
     "no loss": (["images", "--instance-loss", "none", "--cluster-loss", "none"], "nothing to learn"),
-    "nothing before the clusters": (["images", "--instance-loss", "none", "--first-epoch", "1"], "--first-epoch is 1"),
+    "nothing before the clusters": (
+        ["images", "--instance-loss", "none", "--cluster-after", "0.5"],
+        "--cluster-after is 0.5",
+    ),
     "a negative seed": (["images", "--random-state", "-1"], "--random-state is -1"),
     "no such backbone": (["images", "--backbone", "resnet999"], "resnet999"),
     "no such device": (["images", "--device", "abacus"], "abacus"),

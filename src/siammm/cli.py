@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except MemoryError:
-        return _fail("there is not enough memory for this; use a .npy file, which is not loaded whole.", 2)
+        return _fail(
+            "there is not enough memory for this; use a .npy file, or --loader streaming: neither is loaded whole.", 2
+        )
     return 0
 
 
@@ -107,5 +109,6 @@ def _reader_gone() -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"siammm: {' '.join(message.split())}\n")
+    if message:
+        sys.stderr.write(f"siammm: {' '.join(message.split())}\n")
     return code

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class DataConfig:
     """Keep all images on the device, or let worker processes read them; auto keeps what is small and fits."""
 
     workers: int | None = None
-    """Processes that read images for the streaming loader; by default one for each core but one, at most 16."""
+    """Processes that read images for the streaming loader; by default one for each core but one, at most 15."""
 
     max_bad_images: float = 0.01
     """Stop if more than this share of the images cannot be read; fewer are set aside in a list."""
@@ -145,7 +145,7 @@ class ViewConfig:
     """Width and height of a view in pixels; by default that of the images up to 96, and 224 for larger ones."""
 
     augmentation: Literal["auto", "digits", "32", "64", "224"] = "auto"
-    """Which set of augmentations: that for images of this many pixels, or digits: crops, turns and slants, no colours."""
+    """The set of augmentations: that for images of this many pixels, or digits, which crops, turns and slants."""
 
     crop_scale: float | None = None
     """The least share of an image that a view shows; by default that of the augmentation."""
@@ -171,10 +171,10 @@ class NetworkConfig:
     """Layers that predict one view's embedding from the other's."""
 
     predictor_norm: Literal["none", "plain"] = "none"
-    """Normalisation of the predictor's output: none, as MoCo v3 has it, or BatchNorm like all other layers."""
+    """Normalisation of the predictor's output: none, as MoCo v3 has it for ResNets, or BatchNorm as elsewhere."""
 
     zero_init_residual: bool = True
-    """Start every residual block as the identity."""
+    """Whether every residual block starts as the identity; it does unless this flag is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,8 +225,8 @@ class ClusteringConfig:
     n_components: int | None = None
     """Clusters to start from; by default 8 % of the images, at least 2."""
 
-    first_epoch: int = 0
-    """The epoch at which clustering begins; before it, the instance loss trains alone."""
+    cluster_after: float = 0.0
+    """The share of the epochs that the instance loss trains alone before clustering begins."""
 
     embeddings: Literal["bank", "clean"] = "bank"
     """Cluster the embeddings that training made of the two views, or those of a separate pass without augmentation."""
@@ -308,7 +308,7 @@ class RunConfig:
     """Minutes between checkpoints, which a stopped run goes on from; one is also written when it is stopped."""
 
     tensorboard: bool = True
-    """Write TensorBoard files as well, if tensorboard is installed."""
+    """Whether TensorBoard files are written, if tensorboard is installed; they are unless this flag is given."""
 
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1, mps."""
@@ -329,7 +329,7 @@ class TrainConfig:
     siammm train --resume RUN goes on.
     """
 
-    data: Positional[str | None] = None
+    data: Annotated[Positional[str | None], arg(metavar="DATA")] = None
     """The images. Labels, where there are any, never reach training."""
 
     output: Path | None = None

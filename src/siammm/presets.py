@@ -42,17 +42,18 @@ PRESETS: dict[PresetName, TrainConfig] = {
     "cifar": TrainConfig(preset="cifar"),
     "tiny": TrainConfig(
         preset="tiny",
-        views=ViewConfig(augmentation="64"),
         optimisation=OptimisationConfig(epochs=200, batch_size=512),
     ),
     "demo": TrainConfig(
         preset="demo",
         views=ViewConfig(augmentation="digits"),
         network=NetworkConfig(backbone="conv-small", hidden_dim=256, embedding_dim=64),
-        clustering=ClusteringConfig(merge_share=0.2),
+        # So few clusters are far apart: a soft assignment needs a higher temperature, and a sensible encoder first.
+        objective=ObjectiveConfig(temperature=0.1),
+        clustering=ClusteringConfig(cluster_after=0.33, merge_share=0.2),
         # Few images make few updates an epoch: small batches, and a momentum encoder that follows quickly.
         optimisation=OptimisationConfig(
-            epochs=30,
+            epochs=60,
             batch_size=64,
             learning_rate=0.3,
             optimiser="sgd",
@@ -100,9 +101,9 @@ def check_settings(config: TrainConfig) -> None:
     objective, clustering = config.objective, config.clustering
     if objective.instance_loss == "none" and objective.cluster_loss == "none":
         raise InputError("--instance-loss and --cluster-loss are both none, so there is nothing to learn; give one.")
-    if objective.instance_loss == "none" and clustering.first_epoch > 0:
+    if objective.instance_loss == "none" and clustering.cluster_after > 0:
         raise InputError(
-            f"--first-epoch is {clustering.first_epoch}, but with --instance-loss none nothing is learned before it; "
+            f"--cluster-after is {clustering.cluster_after}, but with --instance-loss none nothing is learned before; "
             "use 0."
         )
 
@@ -111,12 +112,13 @@ _LEAST = {
     "image_size": 4, "workers": 0, "max_pixels": 1, "embedding_dim": 2, "hidden_dim": 1, "projector_layers": 1,
     "predictor_layers": 1, "cluster_weight": 0, "n_neighbours": 1, "temperature": 1e-6, "concentration_dims": 2,
     "concentration_scale": 1e-6, "n_negatives": 1, "contrastive_temperature": 1e-6, "n_components": 1,
-    "first_epoch": 0, "n_init": 1, "em_steps": 1, "merge_floor": 1, "epochs": 1, "batch_size": 2, "accumulate": 1,
+    "n_init": 1, "em_steps": 1, "merge_floor": 1, "epochs": 1, "batch_size": 2, "accumulate": 1,
     "learning_rate": 0, "weight_decay": 0, "trust_coefficient": 1e-9, "warmup_epochs": 0, "probe_every": 1,
     "save_every": 0,
 }  # fmt: skip
 _BETWEEN = {
-    "max_bad_images": (0.0, 1.0), "crop_scale": (0.01, 1.0), "merge_share": (1e-6, 1.0), "momentum": (0.0, 0.9999),
+    "max_bad_images": (0.0, 1.0), "crop_scale": (0.01, 1.0), "merge_share": (1e-6, 1.0),
+    "cluster_after": (0.0, 0.99), "momentum": (0.0, 0.9999),
     "encoder_momentum": (0.0, 1.0), "random_state": (0, 2**31 - 1), "merge_threshold": (-100.0, 100.0),
 }  # fmt: skip
 

@@ -36,7 +36,7 @@ def by_torchvision(x: Tensor, p: ViewParameters, settings: ViewSettings) -> Tens
         flip = bool(p.flip_N[i])
         if settings.turns:  # not MoCo v3's, and not the same before and after a flip
             image, flip = tv.horizontal_flip(image) if flip else image, False
-            angles = float(p.rotation_N[i]), [0, 0], 1.0, [float(p.shear_N[i]), 0.0]
+            angles = float(p.rotation_N[i]), [0.0, 0.0], 1.0, [float(p.shear_N[i]), 0.0]
             image = tv.affine(image, *angles, interpolation=tv.InterpolationMode.BILINEAR)
         if p.jitter_N[i]:
             for change in p.turn_N4[i].argsort().tolist():

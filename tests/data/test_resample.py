@@ -59,7 +59,7 @@ def test_turning_equals_torchvisions(height: int, width: int):
     rotation, shear = torch.rand(2, 20, generator=generator) * 60 - 30
     rotation[0] = shear[0] = 0
     expected = [
-        tv.affine(image, float(turn), [0, 0], 1.0, [float(slant), 0.0], interpolation=tv.InterpolationMode.BILINEAR)
+        tv.affine(image, float(turn), [0.0, 0.0], 1.0, [float(slant), 0.0], interpolation=tv.InterpolationMode.BILINEAR)
         for image, turn, slant in zip(x, rotation, shear, strict=True)
     ]
     got = resample.turned(x, rotation, shear)

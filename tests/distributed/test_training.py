@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     "simsiam": {"instance_loss": "simsiam", "cluster_loss": "nce-centroids", "n_negatives": 4},
     "reinitialised": {"centroids": "reinitialised", "n_init": 2, "concentration_dims": 4, "optimiser": "adamw",
                       "learning_rate": 1e-3},
-    "streaming": {"embeddings": "clean", "loader": "streaming", "workers": 0, "merge": "auto"},
+    "streaming": {"loader": "streaming", "workers": 0, "merge": "auto"},
 }  # fmt: skip
 
 
@@ -162,13 +162,14 @@ def test_a_run_of_one_process_goes_on_in_two(two: dict[str, Found], whole: list[
     check_alike(two["gone on"][0]["measured"], whole)
 
 
+@pytest.mark.slow
 def test_the_command_under_torchrun(tmp_path: Path) -> None:
     """One writer, one voice, and the losses of one process."""
     path = write_npz(tmp_path, example_images(48, size=(8, 8), n_classes=4))
     arguments = [
-        "train", str(path), "--preset", "demo", "--hidden-dim", "32", "--embedding-dim", "16", "--epochs", "2",
-        "--batch-size", "12", "--learning-rate", "0.1", "--n-components", "10", "--merge", "paper",
-        "--merge-threshold", "0", "--device", "cpu",
+        "train", str(path), "--backbone", "conv-small", "--hidden-dim", "32", "--embedding-dim", "16",
+        "--epochs", "2", "--batch-size", "24", "--optimiser", "sgd", "--learning-rate", "0.05",
+        "--n-components", "10", "--merge", "paper", "--merge-threshold", "0", "--device", "cpu",
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "siammm",

@@ -202,7 +202,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "clean": {"embeddings": "clean"},
     "reinitialised": {"centroids": "reinitialised", "n_init": 2},
     "normaliser": {"normaliser": True, "concentration_scale": "literal"},
-    "later": {"first_epoch": 1, "epochs": 3},
+    "later": {"cluster_after": 0.34, "epochs": 3},
     "auto": {"merge": "auto", "n_components": 24, "merge_share": 0.2},
     "bf16": {"precision": "bf16"},
 }
@@ -332,7 +332,7 @@ CLUSTER = ("none", "mle", "nce-centroids", "nce-samples")
 def check_measured(training: Training) -> None:
     assert all(math.isfinite(value) for row in training.metrics for value in row.values())
     clustered = training.config.objective.cluster_loss != "none"
-    first = training.config.clustering.first_epoch
+    first = training.first_clustered
     for row in training.metrics:
         assert ("cluster_loss" in row) == ("n_clusters" in row) == (clustered and row["epoch"] > first)
 
@@ -397,8 +397,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "one cluster": {"n_components": 1},
     "a cluster an image": {"n_components": N_IMAGES},
     "clean embeddings": {"embeddings": "clean"},
-    "clusters later": {"first_epoch": 1},
-    "clusters never": {"first_epoch": 9},
+    "clusters later": {"cluster_after": 0.5},
     "predictor with a norm": {"predictor_norm": "plain"},
     "one layer": {"projector_layers": 1, "predictor_layers": 1},
     "bf16": {"precision": "bf16"},

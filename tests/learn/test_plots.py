@@ -100,7 +100,7 @@ def test_any_numbers_make_a_picture(points: list[tuple[float, float]], logarithm
 
 
 @settings(max_examples=150, deadline=None)
-@given(low=st.floats(-1e6, 1e6), width=st.floats(1e-9, 1e9))
+@given(low=st.floats(-1e3, 1e3), width=st.floats(1e-6, 1e9))
 def test_a_few_round_ticks_within_the_ends(low: float, width: float) -> None:
     axis = plots._Axis(low, low + width, 0, 100)
     ticks = axis.ticks()

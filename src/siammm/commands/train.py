@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import re
 import shlex
 import signal
 import threading
@@ -50,7 +52,7 @@ def train(config: TrainConfig) -> None:
 def _start(config: TrainConfig, context: Context, console: Console) -> None:
     check_settings(config)
     source = _source(config, str(config.data))
-    output = config.output or Path(f"{Path(source.name).stem or source.kind}-run")
+    output = config.output or Path(f"{_plain_name(source)}-run")
     if context.rank == 0:
         check_new_folder(output, overwrite=config.overwrite, ours=run.NAMES)
     # Made when all else is known to be well: a wrong setting must not cost an earlier run, nor leave half of a new one.
@@ -87,7 +89,7 @@ def _run(
     with contextlib.ExitStack() as stack:
         progress: Listener = stack.enter_context(TrainingProgress()) if context.rank == 0 else Silent()
         training = Training(config, source, context.device, listener=progress, known_bad=known_bad)
-        stack.callback(training.loader.close)
+        stack.callback(training.close)
         folder = training.run_folder = opened() if context.rank == 0 else None
         if folder is not None:
             stack.callback(folder.close)
@@ -100,12 +102,18 @@ def _run(
         try:
             trained = training.run()
         except Interrupted:
-            path = "RUN" if folder is None else shlex.quote(str(folder.path))
-            raise Stopped(
+            where = "" if folder is None else shlex.quote(str(folder.path))
+            message = (
                 f"stopped in epoch {training.epoch + 1} of {config.optimisation.epochs}, and saved; go on with: "
-                f"siammm train --resume {path}",
-                stop[0] or signal.SIGTERM,
-            ) from None
+                f"siammm train --resume {where}"
+            )
+            # One process speaks for all.
+            raise Stopped(message if folder is not None else "", stop[0] or signal.SIGTERM) from None
+        except torch.OutOfMemoryError as error:
+            raise InputError(
+                "The GPU has not enough memory for this; lower --batch-size, raise --accumulate, or use --loader "
+                "streaming."
+            ) from error
     if folder is not None:
         results.leave(folder, training, trained)
         show(training, trained, folder.path, console)
@@ -159,14 +167,30 @@ def _source(config: TrainConfig, data: str) -> Source:
 
 def _facts(config: TrainConfig, source: Source) -> dict[str, Any]:
     """What the run folder says besides the settings."""
-    path = Path(str(config.data))
     return {
-        "data_path": str(path.resolve()) if path.exists() else config.data,
+        "data_path": _lasting(str(config.data), source),
         "fingerprint": source.fingerprint(),
         "n_images": len(source),
         "kind": source.kind,
         "versions": {"siammm": siammm.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
     }
+
+
+def _plain_name(source: Source) -> str:
+    """A name for a folder from what the user gave, which may be a pattern or name a split."""
+    name = "digits" if source.kind == "digits" else Path(source.name.replace("::", "-")).stem
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or source.kind
+
+
+def _lasting(data: str, source: Source) -> str:
+    """The data as it can be found from any folder."""
+    if source.kind == "digits":
+        return data
+    if source.kind == "torchvision":
+        scheme, name, path = data.split(":", 2)
+        return f"{scheme}:{name}:{os.path.abspath(path)}"
+    path, mark, split = data.partition("::")
+    return f"{os.path.abspath(path)}{mark}{split}"
 
 
 def _continued(config: TrainConfig, stored: TrainConfig) -> TrainConfig:

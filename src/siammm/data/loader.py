@@ -359,7 +359,9 @@ def open_loader(
             )
         return ResidentLoader(source, views, device, shape=stored, limit=limit, progress=progress)
     if workers is None:
-        workers = max(0, min(16, (os.cpu_count() or 1) - 1))
+        # Under torchrun the processes of a machine share its cores.
+        neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        workers = max(0, decode.default_threads() // neighbours - 1)
     return StreamingLoader(
         source, views, device, seed=seed, workers=workers, limit=limit, known_bad=known_bad, progress=progress
     )

@@ -86,7 +86,7 @@ def turned(x_NCHW: Tensor, rotation_N: Tensor, shear_N: Tensor) -> Tensor:
 
     Bilinear; equal to torchvision's ``affine`` with these angles.
     """
-    n, _, height, width = x_NCHW.shape
+    height, width = x_NCHW.shape[2:]
     turn_N, slant_N = (angle.to(x_NCHW.dtype) * (math.pi / 180) for angle in (rotation_N, shear_N))
     cos_N, sin_N, tan_N = turn_N.cos(), turn_N.sin(), slant_N.tan()
     # Where a pixel of the result comes from: the inverse of turning after slanting.

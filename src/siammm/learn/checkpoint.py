@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from siammm.errors import InputError, StoredFileError
+from siammm.mixture.storage import make_readable
 
 LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
 _FORMAT = 1
@@ -35,6 +36,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(stored, scratch, metadata=header)
+        make_readable(scratch)
         with scratch.open("rb") as written:
             os.fsync(written.fileno())
         read(scratch)

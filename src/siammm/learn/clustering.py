@@ -126,11 +126,18 @@ class Clustering:
             n_neighbours=self.objective.n_neighbours,
             temperature=self.objective.temperature,
             size_weighting=self.objective.size_weighting,
+            concentration=self._concentration_rule,
+            concentration_dims=self._concentration_dims(samples),
             random_state=self.seed,
         ).fit(X, init=components.centre_KD)
         self.components = _own_kind(components)
         mixture.merges_ = self.history.finished(components.centre_KD)
         return mixture
+
+    def nearest(self, samples: Samples) -> Tensor:
+        """The cluster of each of this rank's images, under the present clusters."""
+        assert self.components is not None
+        return em.assignments(samples, self.components, self.assignment)[0][:, 0]
 
     # -- the tables that the loss reads -------------------------------------------------------------------------------
 
@@ -186,11 +193,15 @@ class Clustering:
 
     def _concentration_settings(self, samples: Samples) -> ConcentrationSettings:
         settings = ConcentrationSettings(rule=self._concentration_rule)
-        if self.objective.concentration_dims is None:
+        dims = self._concentration_dims(samples)
+        if dims is None:
             return settings
-        dims = min(self.objective.concentration_dims, samples.n_columns)
         basis_DP, energy = em.principal_directions(samples, dims)
         return replace(settings, basis_DP=basis_DP, energy=energy)
+
+    def _concentration_dims(self, samples: Samples) -> int | None:
+        dims = self.objective.concentration_dims
+        return None if dims is None else min(dims, samples.n_columns)
 
     @property
     def _concentration_rule(self) -> ConcentrationRule:

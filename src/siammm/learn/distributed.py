@@ -20,7 +20,7 @@ from torch import Tensor
 from siammm.errors import InputError
 from siammm.mixture import ranks
 
-# A rank that decodes its share of a data set may come minutes later than the others; one that died never comes.
+# A rank that reads its images from a slower disk may come minutes later than the others; one that died never comes.
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 _made_here = False

@@ -27,7 +27,8 @@ def encode(
     encoder = network.momentum_encoder or network.encoder
     if output == "features":
         encoder = network.encoder
-    function = encoder if output == "embeddings" else encoder.features
+    # Not by calling the encoder: a compiled one would be compiled again for evaluation and for every size of batch.
+    function = encoder.forward if output == "embeddings" else encoder.features
     training = network.training
     network.eval()
     parts: list[Tensor] = []

@@ -116,11 +116,11 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator):
         if config.objective.cluster_loss == "none":
             raise InputError("cluster_loss is none, but SiamMM finds clusters; use siammm train for the encoder alone.")
         check_settings(config)
-        device = distributed.setup(self.device).device
         with contextlib.ExitStack() as stack:
+            device = stack.enter_context(distributed.setup(self.device)).device
             listener = stack.enter_context(TrainingProgress()) if self.progress else Silent()
             training = Training(config, source, device, listener=listener)
-            stack.callback(training.loader.close)
+            stack.callback(training.close)
             trained = training.run()
         assert trained.mixture is not None
         assert trained.labels is not None
@@ -190,7 +190,8 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator):
             random_state=config.run.random_state,
         )
         model.config_, model.mixture_, model._view = config, mixture, view
-        model.network_ = network.to(distributed.setup(device).device)
+        with distributed.setup(device) as context:
+            model.network_ = network.to(context.device)
         model.n_clusters_, model.metrics_ = int(mixture.n_components_), []
         return model
 
@@ -235,4 +236,4 @@ def preset_for(source: Source) -> PresetName:
     """The preset that suits the size of a source's images."""
     shape = source.uniform_shape()
     side = 224 if shape is None else max(shape)
-    return "demo" if side <= 16 else "cifar" if side <= 40 else "tiny" if side <= 96 else "imagenet-200"
+    return "demo" if side <= 16 else "cifar" if side <= 40 else "tiny"

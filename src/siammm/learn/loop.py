@@ -117,6 +117,12 @@ class Training:
             progress=self.listener.reading,
         )
         n = self.loader.n_images
+        counts = ranks.all_gather_counts(n, device)
+        if len(set(counts)) > 1:
+            raise InputError(
+                f"The processes can read different numbers of images ({', '.join(map(str, counts))}); give all of them "
+                "the same files."
+            )
         self.batch_size = _batch_size(config, n)
         self.steps_per_epoch = n // self.batch_size
         self.total_steps = self.steps_per_epoch * config.optimisation.epochs
@@ -155,6 +161,7 @@ class Training:
         self.metrics: list[dict[str, Any]] = []
         self.stop_requested: Callable[[], bool] = lambda: False
         self._saved_at = time.monotonic()
+        self._clustered: tuple[int, Samples] | None = None
         self._probe: tuple[Loader, np.ndarray] | None = None
         if config.run.probe is not None:
             self._probe_loader()  # now, and not at the first measurement, hours from here
@@ -171,17 +178,23 @@ class Training:
             if self._clusters_count and self.step_in_epoch == 0:
                 # E step: share the images among the centroids of the last epoch. M step: directions and concentrations.
                 self.log_likelihood = self.clustering.expectation_and_maximisation(self._samples())
+            n_updates = self.steps_per_epoch - self.step_in_epoch
             self._updates(started)
             if self._clusters_count:
                 # Merge: join the centroids that are close, by Eq. 11 or by the test of merge="auto".
                 self.clustering.merge(self._samples())
-            self._end_of_epoch(time.monotonic() - started)
+            self._end_of_epoch(time.monotonic() - started, n_updates)
         return self.finish()
 
     @property
     def _clusters_count(self) -> bool:
         """Whether the clusters are part of this epoch."""
-        return self.config.objective.cluster_loss != "none" and self.epoch >= self.config.clustering.first_epoch
+        return self.config.objective.cluster_loss != "none" and self.epoch >= self.first_clustered
+
+    @property
+    def first_clustered(self) -> int:
+        """The epoch before which the clusters do not count."""
+        return int(self.config.clustering.cluster_after * self.config.optimisation.epochs)
 
     def _updates(self, started: float) -> None:
         """The epoch's updates of the encoder, from the first that has not been done."""
@@ -189,6 +202,7 @@ class Training:
             self.step.reset()
         optimisation = self.config.optimisation
         groups = self._groups(self.epoch)[self.step_in_epoch :]
+        self._clustered = None  # the memory is needed for other things now
         for batch in self.loader.batches(self.epoch, [self._mine(group) for group in groups]):
             number = self.epoch * self.steps_per_epoch + self.step_in_epoch
             self.step(
@@ -223,7 +237,7 @@ class Training:
             if stop:
                 raise Interrupted
 
-    def _end_of_epoch(self, seconds: float) -> None:
+    def _end_of_epoch(self, seconds: float, n_updates: int) -> None:
         """Measure, save, go on to the next; or stop, if the encoder has collapsed."""
         means = self.step.means()
         if not self._clusters_count:
@@ -237,7 +251,7 @@ class Training:
             **means,
             **health.as_metrics(),
             "seconds": seconds,
-            "images_per_second": self.steps_per_epoch * self.batch_size / max(seconds, 1e-9),
+            "images_per_second": n_updates * self.batch_size / max(seconds, 1e-9),
         }
         if self.clustering.components is not None:
             row |= {"n_clusters": self.clustering.n_components, "log_likelihood": self.log_likelihood}
@@ -272,11 +286,20 @@ class Training:
     # -- embeddings ---------------------------------------------------------------------------------------------------
 
     def _samples(self) -> Samples:
-        """What is clustered: the bank, or a clean pass over the images. This rank's shard, joined with the others."""
-        if self.config.clustering.embeddings == "clean" and (self.epoch or self.step_in_epoch):
-            return self._joined(self._clean_embeddings())
-        self.bank.check()
-        return self._joined(self.bank.embeddings())
+        """What is clustered: the bank, or a clean pass over the images. This rank's shard, joined with the others.
+
+        Between the last update of an epoch and the first of the next nothing changes, and one look serves all.
+        """
+        updates = self.epoch * self.steps_per_epoch + self.step_in_epoch
+        if self._clustered is None or self._clustered[0] != updates:
+            self._clustered = None  # the old ones go before the new ones come
+            if self.config.clustering.embeddings == "clean" and updates:
+                embedding_ND = self._clean_embeddings()
+            else:
+                self.bank.check()
+                embedding_ND = self.bank.embeddings()
+            self._clustered = (updates, self._joined(embedding_ND))
+        return self._clustered[1]
 
     def _joined(self, embedding_ND: Tensor) -> Samples:
         with warnings.catch_warnings():
@@ -299,7 +322,7 @@ class Training:
             for batch in self.loader.batches(never, [self._mine(group) for group in groups]):
                 x_1, x_2 = self.loader.views(batch, self.config.run.random_state, never)
                 encoder = self.network.momentum_encoder or self.network.encoder
-                target_1, target_2 = encoder(x_1), encoder(x_2)
+                target_1, target_2 = encoder.forward(x_1), encoder.forward(x_2)  # uncompiled: it is done only once
                 self.bank.update(
                     *(distributed.all_gather_batch(rows) for rows in (batch.position_B, target_1, target_2))
                 )
@@ -307,6 +330,12 @@ class Training:
     def _clean_embeddings(self) -> Tensor:
         """Unit embeddings of this rank's images without augmentation, by the encoder that made the bank."""
         return encode(self.network, self.loader, "embeddings", first=self.bank.first, last=self.bank.last)
+
+    def close(self) -> None:
+        """Let worker processes go."""
+        self.loader.close()
+        if self._probe is not None:
+            self._probe[0].close()
 
     def _of_all(self, rows: Tensor) -> np.ndarray:
         return ranks.all_gather_rows(rows, self.device).cpu().numpy()
@@ -361,14 +390,20 @@ class Training:
         elif own is not None:
             yield "knn", knn_accuracy(features_ND, own, features_ND, own, leave_one_out=True)
         if own is not None and self.clustering.components is not None:
-            scores = clustering_scores(own, self.clustering.index_NH[:, 0].cpu().numpy())
+            scores = clustering_scores(own, self._of_all(self.clustering.nearest(self._samples())))
             yield "ami", scores.ami
             yield "majority_accuracy", scores.majority_accuracy
 
     def _probe_loader(self) -> tuple[Loader, np.ndarray]:
         if self._probe is None:
             assert self.config.run.probe is not None
-            source = open_source(self.config.run.probe)
+            reading = self.config.reading
+            source = open_source(
+                self.config.run.probe,
+                image_key=reading.image_key,
+                label_key=reading.label_key,
+                max_pixels=reading.max_pixels,
+            )
             if source.labels is None:
                 raise InputError(f"The probe {source.name} has no labels, but kNN accuracy needs them; leave it out.")
             loader = open_loader(

@@ -193,7 +193,7 @@ def projector(
     return _head(in_features, hidden, out, layers, last_norm)
 
 
-def predictor(dim: int = 256, hidden: int = 4096, layers: int = 2, *, last_norm: LastNorm = "plain") -> nn.Sequential:
+def predictor(dim: int = 256, hidden: int = 4096, layers: int = 2, *, last_norm: LastNorm = "none") -> nn.Sequential:
     """The head that predicts the momentum encoder's embedding of the other view; built like the projector.
 
     MoCo v3 ends it in a BatchNorm for vision transformers and in none for ResNets; the paper has one on every layer.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,6 +21,7 @@ from siammm.learn import plots, run
 from siammm.learn.loop import Trained, Training, build_network
 from siammm.learn.networks import SiameseNetwork
 from siammm.learn.run import RunFolder, write_whole
+from siammm.mixture.storage import make_readable
 from siammm.presets import as_plain, from_plain
 
 _FORMAT = 1
@@ -76,6 +78,7 @@ def save_network(path: Path, network: SiameseNetwork, config: TrainConfig, view:
     scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         save_file(tensors, scratch, metadata={"siammm": json.dumps(header)})
+        make_readable(scratch)
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
@@ -92,7 +95,8 @@ def load_network(path: Path) -> tuple[SiameseNetwork, TrainConfig, ViewSettings]
         if header["format"] != _FORMAT:
             raise StoredFileError(f"{path} is of another version of siammm; use the version that wrote it.")
         config, size = from_plain(header["settings"], path), int(header["image_size"])
-        network = build_network(config, size)
+        with torch.random.fork_rng(devices=[]):  # new weights are drawn only to be replaced
+            network = build_network(config, size)
         network.load_state_dict(tensors, strict=True)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, StoredFileError):

@@ -108,7 +108,7 @@ class RunFolder:
                 os.fsync(file.fileno())
         except OSError as error:
             raise unwritable(self.path, error) from error
-        board = self._tensorboard() if tensorboard else None
+        board = self._tensorboard(row["epoch"]) if tensorboard else None
         if board is not None:
             for name, value in row.items():
                 if name != "epoch" and isinstance(value, (int, float)):
@@ -121,14 +121,14 @@ class RunFolder:
             self._board.close()
         self._board = None
 
-    def _tensorboard(self) -> Any:
+    def _tensorboard(self, epoch: int) -> Any:
         if self._board is None:
             try:
                 from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
             except ImportError:
                 self._board = False  # not installed, and not asked for again
             else:
-                self._board = SummaryWriter(str(self.path / TENSORBOARD))
+                self._board = SummaryWriter(str(self.path / TENSORBOARD), purge_step=epoch)
         return self._board or None
 
 

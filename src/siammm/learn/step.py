@@ -9,6 +9,7 @@ Legend:  B images of a batch, D dimensions.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -62,11 +63,12 @@ class Step:
         compiled = config.optimisation.compile
         self._compiled = device.type == "cuda" if compiled is None else compiled
         self._views: Any = torch.compile(loader.views, dynamic=False) if self._compiled else loader.views
-        self._online: Any = _parallel(network, device)
-        self._targets: Any = network.targets
         if self._compiled:
-            self._online = torch.compile(self._online, dynamic=False)
-            self._targets = torch.compile(self._targets, dynamic=False)
+            # Each part by itself: compiled once, it serves both views, and takes half as long as the two in one piece.
+            for part in (network.encoder, network.predictor, network.momentum_encoder):
+                if part is not None:
+                    part.compile(dynamic=False)
+        self._online: Any = _parallel(network, device)
         # The graph of a step depends on whether clusters count yet; contrasting with a changing K cannot be captured.
         self._captures = (
             device.type == "cuda" and world_size() == 1 and config.objective.cluster_loss != "nce-centroids"
@@ -117,7 +119,7 @@ class Step:
                 x_1, x_2 = (x.to(memory_format=torch.channels_last) for x in (x_1, x_2))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
                 v_1, v_2, z_1, z_2 = self._online(x_1, x_2)
-                target_1, target_2 = self._targets(x_1, x_2, z_1, z_2)
+                target_1, target_2 = self.network.targets(x_1, x_2, z_1, z_2)
             loss = batch_loss(
                 self.config.objective,
                 (v_1.float(), v_2.float()),
@@ -188,8 +190,11 @@ def _parallel(network: SiameseNetwork, device: torch.device) -> Any:
     from torch.nn.parallel import DistributedDataParallel
 
     own = [device.index] if device.type == "cuda" else None
-    # Buffers are each rank's copy of the same synchronised statistics.
-    return DistributedDataParallel(network, device_ids=own, broadcast_buffers=False)
+    # Buffers are each rank's copy of the same synchronised statistics; torch 2.15 renamed the switch.
+    names = inspect.signature(DistributedDataParallel).parameters
+    switch = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+    settings: dict[str, Any] = {switch: False}
+    return DistributedDataParallel(network, device_ids=own, **settings)
 
 
 def _parts(batch: Batch, parts: int) -> Iterator[Batch]:

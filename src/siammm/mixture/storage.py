@@ -49,12 +49,20 @@ def save(mixture: Any, path: Path) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         save_file(arrays, scratch, metadata={"siammm": json.dumps(header)})
+        make_readable(scratch)
         with open(scratch, "rb") as written:
             os.fsync(written.fileno())
         os.replace(scratch, path)
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
+
+
+def make_readable(path: Path) -> None:
+    """Give a file the usual permissions: safetensors writes for the owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
 
 
 def load(kind: type[Estimator], path: Path) -> Estimator:
