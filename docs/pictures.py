@@ -1,6 +1,6 @@
-"""Draw the README's picture: what the mixture finds in scikit-learn's digits.
+"""Draw the README's picture: what `make demo` finds in scikit-learn's digits.
 
-    python docs/pictures.py        writes docs/images/digits.svg
+    python docs/pictures.py        trains for a minute or two, and writes docs/images/digits.svg
 
 The SVG is written by hand, so that this needs nothing but the package itself.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from siammm import VonMisesFisherMixture
+from siammm import SiamMM
 
 IMAGES = Path(__file__).parent / "images"
 
@@ -44,18 +44,20 @@ STYLE = """
 
 
 def main() -> None:
-    """Fit, draw, write."""
+    """Train, draw, write."""
     images, digits = load_digits(return_X_y=True)
-    mixture = VonMisesFisherMixture(200, merge="auto", random_state=0).fit(images)
-    assert mixture.merges_ is not None
+    model = SiamMM(preset="demo", device="cpu", random_state=0).fit("digits")
+    counts = [row["n_clusters"] for row in model.metrics_ if "n_clusters" in row]
+    started = model.mixture_.merges_
+    assert started is not None
     IMAGES.mkdir(exist_ok=True)
-    picture = drawn(images, digits, mixture.labels_, mixture.merges_.n_components)
+    picture = drawn(images, digits, model.labels_, [started.n_components[0], *counts])
     (IMAGES / "digits.svg").write_text(picture, encoding="utf-8")
 
 
 def drawn(images: np.ndarray, digits: np.ndarray, clusters: np.ndarray, counts: list[int]) -> str:
-    """The whole picture as SVG: K over the rounds on the left, the mean image of each cluster on the right."""
-    title = f"{len(images):,} handwritten digits, no labels: {counts[0]} components become {counts[-1]} clusters"
+    """The whole picture as SVG: K over the epochs on the left, the mean image of each cluster on the right."""
+    title = f"{len(images):,} handwritten digits, no labels: {counts[0]} clusters become {counts[-1]}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         f'role="img" aria-label="{escape(title)}">',
@@ -70,7 +72,7 @@ def drawn(images: np.ndarray, digits: np.ndarray, clusters: np.ndarray, counts: 
 
 
 def curve(counts: list[int], *, left: float, top: float, width: float, height: float) -> str:
-    """The number of components after each round of merging, on a logarithmic scale."""
+    """The number of clusters after each epoch, on a logarithmic scale."""
     low, high = np.log(min(counts) * 0.8), np.log(max(counts) * 1.05)
 
     def across(step: int) -> float:
@@ -79,13 +81,13 @@ def curve(counts: list[int], *, left: float, top: float, width: float, height: f
     def down(count: float) -> float:
         return float(top + height * (high - np.log(count)) / (high - low))
 
-    parts = [text(left - 38, top - 12, "number of components")]
+    parts = [text(left - 38, top - 12, "number of clusters")]
     for count in (10, 20, 50, 100, 200):
         parts.append(f'<path class="rule" d="M{left} {down(count):.1f}h{width}"/>')
         parts.append(text(left - 8, down(count) + 4, str(count), anchor="end"))
     steps = range(0, len(counts), 10)
     parts += [text(across(step), top + height + 18, str(step), anchor="middle") for step in steps]
-    parts.append(text(left + width / 2, top + height + 40, "round of merging", anchor="middle"))
+    parts.append(text(left + width / 2, top + height + 40, "epoch since clustering began", anchor="middle"))
     points = " ".join(f"{across(step):.1f},{down(count):.1f}" for step, count in enumerate(counts))
     parts.append(f'<polyline class="line" points="{points}"/>')
     end_x, end_y = across(len(counts) - 1), down(counts[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -357,30 +358,38 @@ def test_as_a_process_that_is_terminated(images: Path) -> None:
     assert metrics("run") == metrics("whole")
 
 
-def test_data_may_have_moved(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop_after(monkeypatch, 0, 2, signal.SIGTERM)
-    assert main(["train", str(images), *SETTINGS, "--output", "run"]) == 143
-    images.rename("elsewhere")
-    assert main(["train", "elsewhere", "--resume", "run"]) == 0
-    assert len(metrics("run")) == 2
-
-
-def test_a_run_is_resumed_from_any_folder(images: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    stop_after(monkeypatch, 0, 2, signal.SIGTERM)
-    assert main(["train", str(images), *SETTINGS, "--output", "run"]) == 143
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path / "other")
-    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with images and a run on them that was stopped in its first epoch."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        images = write_folder(Path(), example_images(48, size=(8, 8), n_classes=4))
+        stop_after(patch, 0, 2, signal.SIGTERM)
+        assert main(["train", str(images), *SETTINGS, "--output", "run"]) == 143
+    return folder
 
 
 @pytest.fixture
-def begun(images: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A run that was stopped in its first epoch."""
-    with monkeypatch.context() as patch:
-        stop_after(patch, 0, 2, signal.SIGTERM)
-        assert main(["train", str(images), *SETTINGS, "--output", "run"]) == 143
-    capsys.readouterr()
+def begun(stopped_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run that was stopped, moved with its images into the working folder."""
+    shutil.copytree(stopped_once, tmp_path, dirs_exist_ok=True)
+    config = tmp_path / "run" / "config.json"
+    config.write_text(config.read_text().replace(str(stopped_once.resolve()), str(tmp_path.resolve())))
+    monkeypatch.chdir(tmp_path)
     return Path("run")
+
+
+def test_data_may_have_moved(begun: Path) -> None:
+    Path("images").rename("elsewhere")
+    assert main(["train", "elsewhere", "--resume", str(begun)]) == 0
+    assert len(metrics("run")) == 2
+
+
+def test_a_run_is_resumed_from_any_folder(begun: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert main(["train", "--resume", f"../{begun}"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -63,7 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str]) -> _Config:
     """The settings that these arguments mean; exits with 2 where they mean none."""
-    preset = PRESETS.get(_preset(arguments), TrainConfig())  # an unknown name is refused with all other flags, below
+    # Flags start from a preset, or from the run that goes on, so these must be known first. What is wrong with either
+    # is said later, with all other flags.
+    resumed = _stored(_flag(arguments, "--resume"))
+    preset = resumed or PRESETS.get(_flag(arguments, "--preset"), TrainConfig())
     command: Any = (
         Annotated[DemoConfig, tyro.conf.subcommand("demo")]
         | Annotated[TrainConfig, tyro.conf.subcommand("train", default=preset)]
@@ -74,17 +79,32 @@ def parse(arguments: Sequence[str]) -> _Config:
         prog="siammm",
         description=_DESCRIPTION,
         args=arguments,
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+        # A switch has one name, the one that changes it; but when a run goes on, the whole command of its start may be
+        # given again, with switches that are on already.
+        config=(tyro.conf.OmitArgPrefixes, *(() if resumed else (tyro.conf.FlagCreatePairsOff,))),
     )
 
 
-def _preset(arguments: Sequence[str]) -> Any:
-    """The preset that is asked for: it is where the other flags start from, so it must be known first."""
+def _flag(arguments: Sequence[str], flag: str) -> Any:
+    """What a flag is given, if it is."""
     for number, argument in enumerate(arguments):
         name, _, value = argument.partition("=")
-        if name == "--preset":
+        if name == flag:
             return value or next(iter(arguments[number + 1 :]), None)
     return None
+
+
+def _stored(folder: str | None) -> TrainConfig | None:
+    """The settings of the run in this folder, but for those that only began it."""
+    if folder is None:
+        return None
+    from siammm.learn.run import RunFolder
+
+    try:
+        stored = RunFolder.open(Path(folder))[1]
+    except SiamMMError:
+        return None
+    return dataclasses.replace(stored, data=None, output=None, overwrite=False)
 
 
 def _run(config: _Config) -> None:

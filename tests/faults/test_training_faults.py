@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -356,12 +355,17 @@ def test_a_run_that_falls_back_goes_on_bit_for_bit(tmp_path: Path) -> None:
 def test_a_run_killed_between_two_moves_has_the_checkpoint_before(two_checkpoints: Path, tmp_path: Path) -> None:
     (tmp_path / PREVIOUS).write_bytes((two_checkpoints / LAST).read_bytes())
     (tmp_path / f".{LAST}.123.partial").write_bytes(b"half of it")
-    assert checkpoint.load(tmp_path)[2].name == PREVIOUS
+    tensors, facts, path = checkpoint.load(tmp_path)
+    assert path.name == PREVIOUS
+    checkpoint.save(tmp_path, tensors, facts)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LAST, PREVIOUS]  # what was half written is cleared away
 
 
 @contextmanager
 def full_disk(room: int) -> Iterator[None]:
     """No file may grow beyond so many bytes, which programs meet as they meet a full disk: a write that fails."""
+    import resource
+
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
     try:

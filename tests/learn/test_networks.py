@@ -147,7 +147,9 @@ def test_heads_are_the_papers() -> None:
     assert [part.bias for part in linear] == [None] * 3
     assert [norm.affine for norm in norms(head)] == [True, True, False]
     guess = predictor()
-    assert [type(part) for part in guess] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear, nn.BatchNorm1d]
+    assert [type(part) for part in guess] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
+    letter = predictor(last_norm="plain")  # all MLP layers have BatchNorm
+    assert [type(part) for part in letter] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear, nn.BatchNorm1d]
     assert guess(torch.randn(4, 256)).shape == (4, 256)
 
 

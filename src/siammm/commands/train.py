@@ -31,7 +31,7 @@ from siammm.learn.distributed import Context
 from siammm.learn.loop import Interrupted, Listener, Silent, Trained, Training
 from siammm.learn.progress import TrainingProgress, described
 from siammm.learn.run import RunFolder
-from siammm.presets import PRESETS, check_settings, setting_homes, with_settings
+from siammm.presets import check_settings, setting_homes, with_settings
 
 # What may be changed when a run goes on: where it runs, not what it computes.
 _CHANGEABLE = frozenset({"data", "resume", "device", "workers", "save_every", "tensorboard"})
@@ -194,12 +194,16 @@ def _lasting(data: str, source: Source) -> str:
 
 
 def _continued(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
-    """The stored settings, with the few that a resumed run may change taken from the command line."""
-    settings = (config, PRESETS[config.preset], stored)
+    """The stored settings, with the few that a resumed run may change taken from the command line.
+
+    The command line starts from the stored ones, so what differs was asked for.
+    """
+    assert config.resume is not None
+    started = dataclasses.replace(stored, data=None, output=None, overwrite=False)
     changed: dict[str, Any] = {}
     for name, group in setting_homes().items():
-        given, usual, own = (getattr(one if group is None else getattr(one, group), name) for one in settings)
-        if given in (usual, own):
+        given, own = (getattr(one if group is None else getattr(one, group), name) for one in (config, started))
+        if given == own or (name == "output" and given.resolve() == config.resume.resolve()):
             continue
         if name not in _CHANGEABLE:
             raise InputError(

@@ -35,6 +35,8 @@ def save(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) 
     scratch = folder / f".{LAST}.{os.getpid()}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f".{LAST}.*.partial"):  # by a process that was killed while it saved
+            left.unlink(missing_ok=True)
         save_file(stored, scratch, metadata=header)
         make_readable(scratch)
         with scratch.open("rb") as written:

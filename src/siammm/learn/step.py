@@ -175,6 +175,7 @@ class Step:
         if self._warm < _WARM_UP:
             return
         self._warm = 0
+        self._graphs.clear()  # once clusters count, they go on counting: the memory of the other graph is free
         inputs = Batch(batch.position_B.clone(), None if batch.crops is None else tuple(c.clone() for c in batch.crops))  # pyright: ignore[reportArgumentType]
         graph = torch.cuda.CUDAGraph()
         # What is captured is not run: the weights are those after the step above.

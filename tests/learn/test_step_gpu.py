@@ -1,0 +1,81 @@
+"""The captured step on a GPU: the same training as step by step, on both loaders, and as on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from siammm.data.loader import ResidentLoader, StreamingLoader
+from siammm.data.sources import open_source
+from siammm.learn.loop import Training
+from siammm.presets import PRESETS, with_settings
+
+pytestmark = pytest.mark.gpu
+
+SMALL: dict[str, Any] = {
+    "data": "images", "hidden_dim": 64, "embedding_dim": 32, "batch_size": 32, "epochs": 3, "n_components": 24,
+    "optimiser": "sgd", "learning_rate": 0.1, "warmup_epochs": 0, "precision": "fp32", "compile": False,
+    "augmentation": "32",
+}  # fmt: skip
+
+
+def images(n: int, size: int) -> np.ndarray:
+    """Smooth random pictures: noise alone has nothing that two views could share."""
+    rng = np.random.default_rng(0)
+    coarse = torch.from_numpy(rng.random((n, 3, 4, 4), dtype=np.float32))
+    fine = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bicubic").clamp(0, 1)
+    return (fine * 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+
+
+def losses(device: str, *, captured: bool = True, size: int = 32, n: int = 256, **settings: Any) -> np.ndarray:
+    config = with_settings(PRESETS["cifar"], **(SMALL | settings))
+    training = Training(config, open_source(images(n, size)), torch.device(device))
+    training.step._captures &= captured
+    training.run()
+    training.close()
+    return np.array([[row["loss"], row["instance_loss"], row["cluster_loss"]] for row in training.metrics])
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "lars", "adamw"])
+def test_a_captured_step_trains_as_an_uncaptured_one(optimiser: str) -> None:
+    settings = {"optimiser": optimiser, "learning_rate": 0.01 if optimiser == "adamw" else 0.1}
+    np.testing.assert_allclose(losses("cuda", **settings), losses("cuda", captured=False, **settings), atol=5e-3)
+
+
+def test_a_gpu_trains_as_a_cpu() -> None:
+    np.testing.assert_allclose(losses("cuda"), losses("cpu"), atol=2e-2)
+
+
+def test_a_compiled_step_trains_as_one_that_is_not() -> None:
+    np.testing.assert_allclose(losses("cuda", compile=True), losses("cuda"), atol=2e-2)
+
+
+def test_streamed_images_train_as_resident_ones() -> None:
+    streamed = losses("cuda", loader="streaming", workers=2)
+    np.testing.assert_allclose(streamed, losses("cuda", loader="resident"), atol=3e-2)
+
+
+@pytest.mark.parametrize("loader", ["resident", "streaming"])
+def test_a_resnet_50_takes_a_step_at_224_pixels(loader: str) -> None:
+    config = with_settings(
+        PRESETS["imagenet-200"], data="images", n_components=8, batch_size=32, epochs=1, loader=loader, compile=False,
+        workers=2,
+    )  # fmt: skip
+    training = Training(config, open_source(images(128, 256)), torch.device("cuda"))
+    assert isinstance(training.loader, ResidentLoader if loader == "resident" else StreamingLoader)
+    training.run()
+    training.close()
+    assert np.isfinite(training.metrics[-1]["loss"])
+
+
+def test_numbers_that_are_none_stop_a_captured_run_and_change_nothing() -> None:
+    from siammm.learn.guard import CollapseError
+
+    config = with_settings(PRESETS["cifar"], **(SMALL | {"learning_rate": 1e30, "epochs": 20}))
+    training = Training(config, open_source(images(256, 32)), torch.device("cuda"))
+    with pytest.raises(CollapseError, match="no longer finite"):
+        training.run()
+    assert all(bool(p.isfinite().all()) for p in training.network.parameters())
