@@ -53,7 +53,7 @@ PRESETS: dict[PresetName, TrainConfig] = {
         clustering=ClusteringConfig(cluster_after=0.33, merge_share=0.2),
         # Few images make few updates an epoch: small batches, and a momentum encoder that follows quickly.
         optimisation=OptimisationConfig(
-            epochs=60,
+            epochs=80,
             batch_size=64,
             learning_rate=0.3,
             optimiser="sgd",
