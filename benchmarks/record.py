@@ -44,20 +44,24 @@ def hardware() -> str:
     return f"{torch.cuda.get_device_name()}; {text}" if torch.cuda.is_available() else text
 
 
+def command() -> str:
+    """The command line that was run, but for where its result went."""
+    return shlex.join(["python", *_without_output(sys.argv)])
+
+
 def write(question: str, title: str, body: str, *, seeds: str, n: str, output: Path | None = None) -> Path:
     """Write ``results/<date>-<question>.md`` (or into another folder) and return its path."""
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     import numpy
     import sklearn
 
-    command = shlex.join(["python", *_without_output(sys.argv)])
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, numpy {numpy.__version__}, "
     versions += f"scikit-learn {sklearn.__version__}"
     text = f"""# {title}
 
 | | |
 |---|---|
-| command | `{command}` |
+| command | `{command()}` |
 | date | {today} |
 | commit | {commit()} |
 | seeds | {seeds} |

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import record
 from siammm.data.loader import open_loader
 from siammm.data.sources import Source, open_source
 from siammm.evaluate.clustering import clustering_scores
@@ -86,7 +87,8 @@ def main() -> None:
     found: dict[str, Any] = {
         "recipe": args.recipe, "settings": settings, "validation": args.validation, "seconds": round(seconds, 1),
         "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),
-        "judged": "a tenth of the training images, held out" if args.validation else "the test images",
+        "judged": "a tenth of the training images" if args.validation else "the test images",
+        "command": record.command(), "commit": record.commit(), "hardware": record.hardware(),
     }  # fmt: skip
     outputs: dict[str, Output] = {"online": "features", "momentum": "momentum features"}
     for name, output in outputs.items():

@@ -1,0 +1,83 @@
+"""Put runs of `train_cifar.py` side by side, as a result with all that is needed to run them again.
+
+    python benchmarks/train_cifar_table.py RUNS... --question cifar10-byol-and-siammm --title "..."
+
+RUNS are the .json files that `train_cifar.py` wrote, each with its command, commit and hardware. The head of the result
+is that of this table; what counts is said of each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import record
+
+COLUMNS = {
+    "kNN, k = 200": "knn_online",
+    "kNN, k = 20": "knn20_online",
+    "kNN of the momentum encoder": "knn_momentum",
+    "linear": "linear_online",
+    "K": "n_clusters",
+    "AMI": "ami",
+    "NMI": "nmi",
+    "ARI": "ari",
+    "Hungarian": "hungarian_accuracy",
+    "majority": "majority_accuracy",
+    "images/s": "images_per_second",
+    "seconds": "seconds",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--question", required=True)
+    parser.add_argument("--title", required=True)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    runs: list[dict[str, Any]] = [json.loads(path.read_text()) for path in args.runs]
+    rows = [
+        [run["recipe"], str(run["settings"]["epochs"]), *(_written(run.get(name)) for name in COLUMNS.values())]
+        for run in runs
+    ]
+    settings = "\n".join(
+        f"- {run['recipe']}: `{run['command']}`, commit {run['commit']}, {run['hardware']}; "
+        f"`{json.dumps(run['settings'])}`"
+        for run in runs
+    )
+    curves = "\n".join(
+        f"- {run['recipe']}: {', '.join(str(k) for k in run['k_curve'][:: max(1, len(run['k_curve']) // 20)])}"
+        for run in runs
+        if "k_curve" in run
+    )
+    body = f"""{record.table(["recipe", "epochs", *COLUMNS], rows)}
+
+Accuracies are of the last epoch, on {runs[0]["judged"]}, which were
+neither trained on nor clustered. The scores of the clusters are of the training images. kNN is weighted (T = 0.1 for
+k = 200, 0.07 for k = 20) on the backbone's features; linear is logistic regression on these, its penalty chosen on a
+tenth of the training images. Images a second are the median epoch's; several runs may have shared the GPU.
+
+The runs, and their settings beside those of the preset:
+
+{settings}
+
+K, at about twenty epochs spread over training:
+
+{curves}
+"""
+    seeds = ", ".join(sorted({str(run["settings"]["random_state"]) for run in runs}))
+    n = "45,000 training images, 5,000 held out" if runs[0]["validation"] else "50,000 training and 10,000 test images"
+    print(record.write(args.question, args.title, body, seeds=seeds, n=n, output=args.output))
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) and abs(value) <= 1 else f"{value:,}"
+
+
+if __name__ == "__main__":
+    main()
