@@ -250,7 +250,7 @@ class ClusteringConfig:
     """Never merge to fewer clusters than this."""
 
     merge_share: float = 0.05
-    """At most this share of the clusters disappears after one epoch."""
+    """With merge auto: at most this share of the clusters disappears after one epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +282,7 @@ class OptimisationConfig:
     """LARS: the size of a step of rate 1, as a share of the weight's own size."""
 
     warmup_epochs: float = 10
-    """Epochs over which the rate rises to its value; then it falls to 0 along a cosine."""
+    """Epochs over which the rate rises, at most half of all; then it falls to 0 along a cosine."""
 
     encoder_momentum: float = 0.99
     """Momentum of the momentum encoder at the start; it rises to 1 along a cosine."""

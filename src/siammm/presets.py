@@ -1,6 +1,7 @@
 """Complete settings for the usual sizes of images; a preset is where ``siammm train`` starts from.
 
-``imagenet-100`` and ``imagenet-200`` hold the paper's every number (section 5.1). The small presets keep its objective
+``imagenet-100`` and ``imagenet-200`` hold the paper's every number (section 5.1), but for one layer of BatchNorm
+(``docs/decisions/0012``). The small presets keep its objective
 and mixture, with the optimisation that its peers use at these sizes.
 """
 
@@ -50,7 +51,7 @@ PRESETS: dict[PresetName, TrainConfig] = {
         network=NetworkConfig(backbone="conv-small", hidden_dim=256, embedding_dim=64),
         # So few clusters are far apart: a soft assignment needs a higher temperature, and a sensible encoder first.
         objective=ObjectiveConfig(temperature=0.1),
-        clustering=ClusteringConfig(cluster_after=0.33, merge_share=0.2),
+        clustering=ClusteringConfig(cluster_after=0.5, merge_share=0.2),
         # Few images make few updates an epoch: small batches, and a momentum encoder that follows quickly.
         optimisation=OptimisationConfig(
             epochs=80,

@@ -82,8 +82,8 @@ def test_a_constant_encoder_is_a_collapse(embeddings: str, tmp_path: Path) -> No
     assert not (tmp_path / "checkpoints").exists()  # a collapsed encoder is not worth keeping
 
 
-def test_an_encoder_that_knows_one_direction_is_a_collapse() -> None:
-    """All embeddings on one line through the origin, at both ends of it."""
+def test_an_encoder_that_knows_one_direction_goes_on() -> None:
+    """All embeddings on one line through the origin, at both ends of it: so are those of images of two kinds."""
     training = prepared(small_config(cluster_loss="none"))
     for encoder in (training.network.encoder, training.network.momentum_encoder):
         assert encoder is not None
@@ -91,8 +91,9 @@ def test_an_encoder_that_knows_one_direction_is_a_collapse() -> None:
         with torch.no_grad():
             last.weight.copy_(last.weight[:1].expand_as(last.weight))
     stands_still(training)
-    with pytest.raises(CollapseError, match="along one line"):
-        training.run()
+    training.run()
+    assert training.metrics[-1]["effective_rank"] < 1.5
+    assert training.metrics[-1]["deviation"] > 0.5
 
 
 def test_the_last_good_checkpoint_survives_a_collapse(tmp_path: Path) -> None:

@@ -211,3 +211,33 @@ def test_prefixes() -> None:
     named = checkpoint.with_prefix("x", tensors) | checkpoint.with_prefix("xy", tensors)
     assert set(named) == {"x/a", "x/b/c", "xy/a", "xy/b/c"}
     check_same_bits(checkpoint.grouped(named, "x"), tensors)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lars"])
+def test_an_optimiser_of_channels_last_weights_goes_on_as_it_would_have(name: str) -> None:
+    """A file keeps no memory layout, and the fused optimisers walk through memory."""
+
+    def trained(steps: int, state: dict[str, torch.Tensor] | None = None) -> tuple[torch.nn.Module, Any]:
+        torch.manual_seed(0)
+        module = torch.nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        optimiser = build_optimiser(name, module, lr=0.1, weight_decay=1e-3)
+        if state is not None:
+            module.load_state_dict({key: state[key] for key in ("weight", "bias")})
+            restored = {key: value.contiguous() for key, value in state.items() if "." in key}
+            checkpoint.restore_optimiser(optimiser, restored)
+        for step in range(steps, 4):
+            optimiser.zero_grad()
+            generator = torch.Generator().manual_seed(step)
+            module(torch.randn(2, 4, 8, 8, generator=generator)).square().sum().backward()
+            optimiser.step()
+            if state is None and step == 1:
+                saved.update(module.state_dict() | checkpoint.optimiser_tensors(optimiser))
+                for key in saved:
+                    saved[key] = saved[key].clone(memory_format=torch.contiguous_format)
+        return module, optimiser
+
+    saved: dict[str, torch.Tensor] = {}
+    whole, _ = trained(0)
+    resumed, _ = trained(2, saved)
+    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)

@@ -69,7 +69,7 @@ def test_all_is_well() -> None:
     [
         (20.0, 0.001, "all 1,000 images have nearly the same embedding"),
         (0.0, 0.0, "nearly the same embedding"),
-        (1.2, 0.9, "along one line"),
+        (1.2, 0.2, "along one line"),
         (math.nan, 0.9, "not finite"),
         (9.0, math.inf, "not finite"),
     ],
@@ -84,7 +84,7 @@ def test_what_is_wrong_is_named_with_a_remedy(rank: float, deviation: float, say
 
 
 def test_two_images_are_always_on_one_line() -> None:
-    health = Health(effective_rank=1.0, deviation=0.9)
+    health = Health(effective_rank=1.0, deviation=0.2)
     assert guard.diagnose(health, 2) is None
     assert guard.diagnose(health, 3) is not None
 
@@ -99,3 +99,8 @@ def test_only_what_was_measured_is_reported() -> None:
 
 def test_a_collapse_is_something_the_user_can_do_something_about() -> None:
     assert issubclass(CollapseError, SiamMMError)
+
+
+def test_two_groups_are_no_collapse() -> None:
+    """Images of two kinds end at opposite directions, which is one line."""
+    assert guard.diagnose(Health(effective_rank=1.05, deviation=0.99), 1000) is None

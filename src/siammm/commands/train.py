@@ -34,7 +34,7 @@ from siammm.learn.run import RunFolder
 from siammm.presets import check_settings, setting_homes, with_settings
 
 # What may be changed when a run goes on: where it runs, not what it computes.
-_CHANGEABLE = frozenset({"data", "resume", "device", "workers", "save_every", "tensorboard"})
+_CHANGEABLE = frozenset({"data", "resume", "device", "workers", "save_every", "tensorboard", "probe"})
 
 
 def train(config: TrainConfig) -> None:
@@ -51,6 +51,8 @@ def train(config: TrainConfig) -> None:
 
 def _start(config: TrainConfig, context: Context, console: Console) -> None:
     check_settings(config)
+    if config.run.probe is not None:
+        config = with_settings(config, probe=_lasting(config.run.probe))
     source = _source(config, str(config.data))
     output = config.output or Path(f"{_plain_name(source)}-run")
     if context.rank == 0:
@@ -101,7 +103,9 @@ def _run(
         training.stop_requested = lambda: stop[0] != 0
         try:
             trained = training.run()
-        except Interrupted:
+        except Interrupted as interrupted:
+            if not interrupted.began:
+                raise Stopped("stopped before the first update.", stop[0] or signal.SIGTERM) from None
             where = "" if folder is None else shlex.quote(str(folder.path))
             message = (
                 f"stopped in epoch {training.epoch + 1} of {config.optimisation.epochs}, and saved; go on with: "
@@ -168,7 +172,7 @@ def _source(config: TrainConfig, data: str) -> Source:
 def _facts(config: TrainConfig, source: Source) -> dict[str, Any]:
     """What the run folder says besides the settings."""
     return {
-        "data_path": _lasting(str(config.data), source),
+        "data_path": _lasting(str(config.data)),
         "fingerprint": source.fingerprint(),
         "n_images": len(source),
         "kind": source.kind,
@@ -182,15 +186,19 @@ def _plain_name(source: Source) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or source.kind
 
 
-def _lasting(data: str, source: Source) -> str:
-    """The data as it can be found from any folder."""
-    if source.kind == "digits":
+def _lasting(data: str) -> str:
+    """Images as they can be found from any folder."""
+    if data == "digits":
         return data
-    if source.kind == "torchvision":
+    if data.startswith("torchvision:"):
         scheme, name, path = data.split(":", 2)
-        return f"{scheme}:{name}:{os.path.abspath(path)}"
+        return f"{scheme}:{name}:{_absolute(path)}"
     path, mark, split = data.partition("::")
-    return f"{os.path.abspath(path)}{mark}{split}"
+    return f"{_absolute(path)}{mark}{split}"
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def _continued(config: TrainConfig, stored: TrainConfig) -> TrainConfig:

@@ -14,6 +14,7 @@ Legend:  N images, B images of a batch, S pixels of a view's side.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -212,7 +213,7 @@ class StreamingLoader(Loader):
             persistent_workers=keep and self._workers > 0,
             prefetch_factor=4 if self._workers else None,
             pin_memory=self.device.type == "cuda",
-            worker_init_fn=_one_thread,
+            worker_init_fn=_prepared_worker,
         )
 
 
@@ -390,5 +391,8 @@ def _channels_first(image: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
 
 
-def _one_thread(worker: int) -> None:
+def _prepared_worker(worker: int) -> None:
+    """One thread each; and a signal to all processes of a run is for the one that saves it, which ends its workers."""
     torch.set_num_threads(1)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

@@ -101,17 +101,20 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what ``optimiser_tensors`` took; rates and other settings stay the optimiser's own."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        number, name = key.split(".", 1)
-        state.setdefault(int(number), {})[name] = value
-    groups = optimiser.state_dict()["param_groups"]
-    rates = [group["lr"] for group in optimiser.param_groups]
-    optimiser.load_state_dict({"state": state, "param_groups": groups})
-    # torch has put copies in their place; a rate that is a tensor is one that somebody else goes on filling.
-    for group, rate in zip(optimiser.param_groups, rates, strict=True):
-        group["lr"] = rate
+    """Put back what ``optimiser_tensors`` took, in place; rates and other settings stay the optimiser's own.
+
+    In place, because the fused optimisers need the memory layout of the parameters, which a file does not keep, and
+    because a captured step goes on reading the tensors it was captured with.
+    """
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    try:
+        for key, value in tensors.items():
+            number, name = key.split(".", 1)
+            optimiser.state[parameters[int(number)]][name].copy_(value)
+    except (KeyError, IndexError, ValueError, RuntimeError) as error:
+        raise StoredFileError(
+            "The checkpoint is of another optimiser; resume with the settings it was made with."
+        ) from error
 
 
 def restore_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -78,9 +78,8 @@ class Clustering:
         """How a round of merging chooses its pairs."""
         settings = self.settings
         rule = "auto" if settings.merge == "auto" else "paper"
-        return MergeSettings(
-            rule=rule, threshold=settings.merge_threshold, floor=settings.merge_floor, share=settings.merge_share
-        )
+        share = settings.merge_share if rule == "auto" else 1.0  # the paper's rule has a pace of its own
+        return MergeSettings(rule=rule, threshold=settings.merge_threshold, floor=settings.merge_floor, share=share)
 
     # -- Algorithm 1 --------------------------------------------------------------------------------------------------
 
@@ -183,9 +182,8 @@ class Clustering:
         """Start anew as often as asked, and keep the likeliest."""
         best: tuple[float, VonMisesFisherComponents] | None = None
         for _ in range(self.settings.n_init):
-            components, log_likelihood = self._seeded(samples), float("-inf")
-            for _ in range(self.settings.em_steps):
-                components, log_likelihood = self._step(samples, components)
+            components = self._seeded(samples)
+            log_likelihood = em.e_step(samples, components, self.assignment).log_likelihood
             if best is None or log_likelihood > best[0]:
                 best = (log_likelihood, components)
         assert best is not None

@@ -22,6 +22,7 @@ from siammm.mixture.samples import Samples
 # Uniform directions have a deviation of 1 and an effective rank of nearly D; a collapsed encoder is far below both.
 LEAST_DEVIATION = 0.01
 LEAST_RANK = 1.5
+SPREAD_OUT = 0.3
 
 
 class CollapseError(SiamMMError):
@@ -80,7 +81,8 @@ def diagnose(health: Health, n_images: int) -> str | None:
             f"{health.deviation:.2g}, where at least {LEAST_DEVIATION:g} is sound); check that the images differ, "
             "lower --learning-rate, or raise --encoder-momentum."
         )
-    if n_images > 2 and health.effective_rank < LEAST_RANK:
+    # Two tight groups vary along one line too, but are as far apart as can be: a collapse is a line without spread.
+    if n_images > 2 and health.effective_rank < LEAST_RANK and health.deviation < SPREAD_OUT:
         return (
             f"The encoder has collapsed: the embeddings vary along one line (effective rank "
             f"{health.effective_rank:.2f}, where at least {LEAST_RANK:g} is sound); check that the images differ, "

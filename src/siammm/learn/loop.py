@@ -50,7 +50,11 @@ _PROBED = 50_000
 
 
 class Interrupted(Exception):  # noqa: N818 - a wish, not an error
-    """The user or the system asked to stop; everything is saved."""
+    """The user or the system asked to stop; everything is saved, if there was anything to save."""
+
+    def __init__(self, *, began: bool = True) -> None:
+        super().__init__()
+        self.began = began
 
 
 class Listener(Protocol):
@@ -213,7 +217,7 @@ class Training:
                 rate=learning_rate(
                     number,
                     self.total_steps,
-                    round(optimisation.warmup_epochs * self.steps_per_epoch),
+                    round(min(optimisation.warmup_epochs, optimisation.epochs / 2) * self.steps_per_epoch),
                     optimisation.learning_rate,
                     self.batch_size,
                 ),
@@ -322,12 +326,9 @@ class Training:
         groups = list(torch.cat([every, every[:short]]).split(self.batch_size))
         with _frozen_statistics(self.network):
             for batch in self.loader.batches(never, [self._mine(group) for group in groups]):
-                x_1, x_2 = self.loader.views(batch, self.config.run.random_state, never)
-                encoder = self.network.momentum_encoder or self.network.encoder
-                target_1, target_2 = encoder.forward(x_1), encoder.forward(x_2)  # uncompiled: it is done only once
-                self.bank.update(
-                    *(distributed.all_gather_batch(rows) for rows in (batch.position_B, target_1, target_2))
-                )
+                self.step.embed(batch, never)
+                if self._agreed(self.stop_requested()):
+                    raise Interrupted(began=False)
 
     def _clean_embeddings(self) -> Tensor:
         """Unit embeddings of this rank's images without augmentation, by the encoder that made the bank."""
@@ -388,11 +389,11 @@ class Training:
                 bank, bank_labels, alone = query, labels, True
             else:
                 bank, bank_labels, alone = features_ND, _codes_like(self.loader, loader), False
-            yield "knn", knn_accuracy(query, labels, bank, bank_labels, leave_one_out=alone)
+            yield "knn", knn_accuracy(query, labels, bank, bank_labels, leave_one_out=alone, k=_voters(bank_labels))
         elif own is not None:
             some = np.unique(np.linspace(0, len(own) - 1, min(len(own), _PROBED)).round().astype(np.int64))
             row_SD = features_ND[torch.from_numpy(some).to(self.device)]
-            yield "knn", knn_accuracy(row_SD, own[some], row_SD, own[some], leave_one_out=True)
+            yield "knn", knn_accuracy(row_SD, own[some], row_SD, own[some], leave_one_out=True, k=_voters(own[some]))
         if own is not None and self.clustering.components is not None:
             scores = clustering_scores(own, self._of_all(self.clustering.nearest(self._samples())))
             yield "ami", scores.ami
@@ -553,6 +554,11 @@ def _n_components(config: TrainConfig, n_images: int) -> int:
     if k < 1 or k > n_images:
         raise InputError(f"--n-components is {k:,}, but it must be from 1 to the number of images, {n_images:,}.")
     return k
+
+
+def _voters(labels_N: np.ndarray) -> int:
+    """Neighbours that vote: 200, but no more than half of an average class, or the others outvote it."""
+    return max(1, min(200, len(labels_N) // (2 * len(np.unique(labels_N)))))
 
 
 def _codes_like(bank: Loader, probe: Loader) -> np.ndarray:

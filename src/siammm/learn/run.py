@@ -50,9 +50,14 @@ class RunFolder:
         """A new run: its folder with its settings. An earlier run is replaced only if the settings say so."""
         check_new_folder(path, overwrite=config.overwrite, ours=NAMES)
         try:
-            if path.exists():
-                shutil.rmtree(path)
-            path.mkdir(parents=True)
+            # The folder itself stays: it may be a link, or a volume that cannot be removed.
+            for name in NAMES if path.exists() else ():
+                earlier = path / name
+                if earlier.is_dir() and not earlier.is_symlink():
+                    shutil.rmtree(earlier)
+                else:
+                    earlier.unlink(missing_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
             write_whole(path / CONFIG, json.dumps({"settings": as_plain(config), **facts}, indent=2) + "\n")
         except OSError as error:
             raise unwritable(path, error) from error

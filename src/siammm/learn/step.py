@@ -74,7 +74,7 @@ class Step:
             device.type == "cuda" and world_size() == 1 and config.objective.cluster_loss != "nce-centroids"
         )
         self._graphs: dict[bool, tuple[torch.cuda.CUDAGraph, Batch]] = {}
-        self._warm = 0
+        self._warm: dict[bool, int] = {}
 
     def __call__(self, batch: Batch, *, epoch: int, rate: float, momentum: float, clustered: bool, number: int) -> None:
         """Do one update; ``number`` counts all updates of the run."""
@@ -89,6 +89,17 @@ class Step:
             graph.replay()
         else:
             self._warmed_up(batch, clustered)
+
+    @torch.no_grad()
+    def embed(self, batch: Batch, epoch: int) -> None:
+        """Leave the embeddings of a batch in the bank, and learn nothing: in the parts and precision of a step."""
+        encoder = self.network.momentum_encoder or self.network.encoder
+        for part in _parts(batch, self.config.optimisation.accumulate):
+            x_1, x_2 = self.loader.views(part, self.config.run.random_state, epoch)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+                # Not by calling it: this is done once, which does not pay for compiling.
+                target_1, target_2 = encoder.forward(x_1), encoder.forward(x_2)
+            self._remember(part.position_B, target_1, target_2)
 
     def check(self) -> None:
         """Stop if a loss or gradient was not finite: no weight has changed since. Waits for the device."""
@@ -171,15 +182,15 @@ class Step:
         with torch.cuda.stream(stream):
             self._update(batch, clustered)
         torch.cuda.current_stream().wait_stream(stream)
-        self._warm += 1
-        if self._warm < _WARM_UP:
+        self._warm[clustered] = self._warm.get(clustered, 0) + 1
+        if self._warm[clustered] < _WARM_UP:
             return
-        self._warm = 0
         self._graphs.clear()  # once clusters count, they go on counting: the memory of the other graph is free
         inputs = Batch(batch.position_B.clone(), None if batch.crops is None else tuple(c.clone() for c in batch.crops))  # pyright: ignore[reportArgumentType]
         graph = torch.cuda.CUDAGraph()
         # What is captured is not run: the weights are those after the step above.
-        with torch.cuda.graph(graph):
+        # Only this thread is watched: another may be pinning memory for the next batch, which is no part of it.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._update(inputs, clustered)
         self._graphs[clustered] = (graph, inputs)
 
