@@ -122,6 +122,6 @@ def test_the_table_of_presets_is_true() -> None:
 @pytest.mark.parametrize("row", rows_under("The paper's variants"), ids=lambda row: row[0])
 def test_every_variant_of_the_paper_is_a_setting(row: list[str]) -> None:
     flags = [] if row[1] == "none" else shlex.split(row[1].strip("`"))
-    config = parse(["train", "digits", *flags])
+    config = parse(["train", "images", *flags])
     assert isinstance(config, TrainConfig)
     check_settings(config)
