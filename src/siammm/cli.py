@@ -68,8 +68,7 @@ def parse(arguments: Sequence[str]) -> _Config:
     # Flags start from a preset, or from the run that goes on, so these must be known first. What is wrong with either
     # is said later, with all other flags.
     resumed = _stored(_flag(arguments, "--resume"))
-    usual = PRESETS["demo"] if "digits" in arguments else TrainConfig()  # a large network on tiny images takes hours
-    preset = resumed or PRESETS.get(_flag(arguments, "--preset"), usual)
+    preset = resumed or PRESETS.get(_flag(arguments, "--preset"), TrainConfig())
     command: Any = (
         Annotated[DemoConfig, tyro.conf.subcommand("demo")]
         | Annotated[TrainConfig, tyro.conf.subcommand("train", default=preset)]

@@ -89,6 +89,13 @@ def with_settings(config: TrainConfig, **settings: Any) -> TrainConfig:
     return replace(config, **changed)
 
 
+def differing_settings(config: TrainConfig) -> dict[str, Any]:
+    """The settings of training that are not the preset's, each by its own word."""
+    preset = PRESETS[config.preset]
+    values = {name: (_value(config, name), _value(preset, name)) for name, home in setting_homes().items() if home}
+    return {name: given for name, (given, usual) in values.items() if given != usual}
+
+
 def check_settings(config: TrainConfig) -> None:
     """Refuse settings that no run can have, before anything is read or written."""
     for name, least in _LEAST.items():

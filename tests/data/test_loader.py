@@ -12,7 +12,8 @@ from tests.data.image_sets import ExampleImages, encoded, example_images, write_
 from torch import Tensor
 
 from siammm.data import loader as loading
-from siammm.data.loader import Batch, Loader, ResidentLoader, StreamingLoader, clean_side, open_loader
+from siammm.data.augment import clean_side
+from siammm.data.loader import Batch, Loader, ResidentLoader, StreamingLoader, open_loader
 from siammm.data.sources import Source, open_source
 from siammm.data.view_settings import views
 from siammm.errors import InputError

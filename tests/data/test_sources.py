@@ -1015,7 +1015,8 @@ def test_torchvision_files(tmp_path: Path) -> None:
 # -- real images, where they are
 
 
-SHARED = Path(os.environ.get("SIAMMM_SHARED_DATA", "/work/shared/data"))
+# By default beside the checkout.
+SHARED = Path(os.environ.get("SIAMMM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
 @pytest.mark.skipif(not (SHARED / "unpack.py").exists(), reason=f"no real images in {SHARED}")

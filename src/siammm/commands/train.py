@@ -40,7 +40,7 @@ _CHANGEABLE = frozenset({"data", "resume", "device", "workers", "save_every", "t
 def train(config: TrainConfig) -> None:
     """Run the command."""
     if config.resume is None and config.data is None:
-        raise InputError("There is nothing to train on; give a folder of images, or digits for a first look.")
+        raise InputError("There is nothing to train on; give a folder of images, or run siammm demo for a first look.")
     with distributed.setup(config.run.device) as context:
         console = Console(highlight=False)
         if config.resume is not None:

@@ -42,6 +42,7 @@ __all__ = [
     "ViewSettings",
     "apply",
     "clean",
+    "clean_side",
     "colour",
     "crop",
     "crop_bytes",
@@ -111,11 +112,16 @@ def clean(x_NCHW: Tensor, size: int, settings: ViewSettings) -> Tensor:
     itself, since small images have no border to lose.
     """
     height, width = x_NCHW.shape[2:]
-    shorter = round(size * 256 / 224) if size >= 128 else size
+    shorter = clean_side(size)
     tall, wide = (int(shorter * side / min(height, width)) for side in (height, width))
     x_NCHW = resample.resized(_as_float(x_NCHW), (tall, wide))
     top, left = round((tall - size) / 2), round((wide - size) / 2)
     return normalise(_three_channels(x_NCHW[:, :, top : top + size, left : left + size]), settings)
+
+
+def clean_side(size: int) -> int:
+    """The shorter side of the image that a view without chance is cut from."""
+    return round(size * 256 / 224) if size >= 128 else size
 
 
 def _blurred(x_NCHW: Tensor, sigma_N: Tensor, kernel: int) -> Tensor:

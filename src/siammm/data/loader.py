@@ -197,7 +197,7 @@ class StreamingLoader(Loader):
             [(0, position) for position in range(start, min(start + batch_size, last))]
             for start in range(first, last, batch_size)
         ]
-        images = _Clean(self.source, self.sample_N.numpy(), clean_side(self._size))
+        images = _Clean(self.source, self.sample_N.numpy(), augment.clean_side(self._size))
         for position_B, x_B3SS in _in_one_sentence(self._started(images, plan, keep=False)):
             yield int(position_B[0]), augment.clean(x_B3SS.to(self.device), self._size, self.view_settings[0])
 
@@ -285,11 +285,6 @@ class _Clean(_Images):
         return position, _channels_first(decode.fit(self._image(position), (self._side, self._side)))
 
 
-def clean_side(size: int) -> int:
-    """The side of the square that a view without augmentation is cut from."""
-    return round(size * 256 / 224) if size >= 128 else size
-
-
 def readable(
     source: Source,
     workers: int,
@@ -352,7 +347,7 @@ def open_loader(
         kind = "resident" if fits else "streaming"
     if kind == "resident":
         # Images of different sizes are brought to the size that a clean view is cut from.
-        stored = shape or (clean_side(size), clean_side(size))
+        stored = shape or (augment.clean_side(size), augment.clean_side(size))
         if not _fits(len(source), stored, device):
             raise InputError(
                 f"{len(source):,} images of {stored[0]} x {stored[1]} pixels do not fit into the memory of {device}; "

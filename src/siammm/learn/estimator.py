@@ -22,7 +22,7 @@ from siammm.learn.loop import Silent, Training
 from siammm.learn.networks import SiameseNetwork
 from siammm.learn.progress import TrainingProgress
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.presets import PRESETS, check_settings, with_settings
+from siammm.presets import PRESETS, check_settings, differing_settings, with_settings
 
 Images = Any
 """An array of uint8 images (N, H, W, 3), a path, or a source: whatever ``siammm train`` takes."""
@@ -149,15 +149,18 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator):
 
     def predict(self, X: Images) -> np.ndarray:
         """The cluster of every image."""
-        return self.mixture_.predict(self.embed(X))
+        embeddings = self.embed(X)
+        return self.mixture_.predict(embeddings)
 
     def predict_proba(self, X: Images) -> Any:
         """The share of every image that each cluster has: sparse, as in ``VonMisesFisherMixture``."""
-        return self.mixture_.predict_proba(self.embed(X))
+        embeddings = self.embed(X)
+        return self.mixture_.predict_proba(embeddings)
 
     def score_samples(self, X: Images) -> np.ndarray:
         """The log density of every image under the mixture; low is unusual."""
-        return self.mixture_.score_samples(self.embed(X))
+        embeddings = self.embed(X)
+        return self.mixture_.score_samples(embeddings)
 
     def save(self, path: str | Path) -> None:
         """Write the networks and the mixture into a folder; ``load`` and ``siammm`` read it."""
@@ -186,6 +189,7 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator):
             image_size=view.size,
             n_components=config.clustering.n_components,
             merge=config.clustering.merge,
+            settings=differing_settings(config),
             device=device,
             random_state=config.run.random_state,
         )
