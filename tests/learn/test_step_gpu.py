@@ -45,10 +45,15 @@ def test_a_captured_step_trains_as_an_uncaptured_one(optimiser: str) -> None:
     np.testing.assert_allclose(losses("cuda", **settings), losses("cuda", captured=False, **settings), atol=5e-3)
 
 
-def test_a_gpu_trains_as_a_cpu() -> None:
-    np.testing.assert_allclose(losses("cuda"), losses("cpu"), atol=2e-2)
+def test_a_gpu_trains_as_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its short products would move the losses by more than a wrong step might.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    # One epoch: after it the two drift apart, as any two sums in another order do under BatchNorm.
+    np.testing.assert_allclose(losses("cuda", epochs=1), losses("cpu", epochs=1), atol=5e-3)
 
 
+# Importing torch's compiler warns of what torch itself still uses.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_a_compiled_step_trains_as_one_that_is_not() -> None:
     np.testing.assert_allclose(losses("cuda", compile=True), losses("cuda"), atol=2e-2)
 
