@@ -49,25 +49,47 @@ def command() -> str:
     return shlex.join(["python", *_without_output(sys.argv)])
 
 
-def write(question: str, title: str, body: str, *, seeds: str, n: str, output: Path | None = None) -> Path:
-    """Write ``results/<date>-<question>.md`` (or into another folder) and return its path."""
-    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+def circumstances() -> dict[str, str]:
+    """What a figure depends on besides its settings: the code, the machine, the libraries."""
+    return {"command": command(), "commit": commit(), "hardware": hardware(), "software": software()}
+
+
+def software() -> str:
+    """The libraries that compute, with their versions."""
     import numpy
     import sklearn
 
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, numpy {numpy.__version__}, "
-    versions += f"scikit-learn {sklearn.__version__}"
+    return versions + f"scikit-learn {sklearn.__version__}"
+
+
+def write(
+    question: str,
+    title: str,
+    body: str,
+    *,
+    seeds: str,
+    n: str,
+    output: Path | None = None,
+    measured: dict[str, str] | None = None,
+) -> Path:
+    """Write ``results/<date>-<question>.md`` (or into another folder) and return its path.
+
+    ``measured`` holds the ``circumstances`` of the figures, where they were measured elsewhere than here and now.
+    """
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    where = measured or circumstances()
     text = f"""# {title}
 
 | | |
 |---|---|
-| command | `{command()}` |
+| command | `{where["command"]}` |
 | date | {today} |
-| commit | {commit()} |
+| commit | {where["commit"]} |
 | seeds | {seeds} |
 | n | {n} |
-| hardware | {hardware()} |
-| software | {versions} |
+| hardware | {where["hardware"]} |
+| software | {where["software"]} |
 
 {body.strip()}
 """

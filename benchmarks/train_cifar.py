@@ -88,7 +88,7 @@ def main() -> None:
         "recipe": args.recipe, "settings": settings, "validation": args.validation, "seconds": round(seconds, 1),
         "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),
         "judged": "a tenth of the training images" if args.validation else "the test images",
-        "command": record.command(), "commit": record.commit(), "hardware": record.hardware(),
+        **record.circumstances(),
     }  # fmt: skip
     outputs: dict[str, Output] = {"online": "features", "momentum": "momentum features"}
     for name, output in outputs.items():

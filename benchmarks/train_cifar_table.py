@@ -2,8 +2,8 @@
 
     python benchmarks/train_cifar_table.py RUNS... --question cifar10-byol-and-siammm --title "..."
 
-RUNS are the .json files that `train_cifar.py` wrote, each with its command, commit and hardware. The head of the result
-is that of this table; what counts is said of each run.
+RUNS are the .json files that `train_cifar.py` wrote, each with its command, commit, hardware and software, which become
+those of the result.
 """
 
 from __future__ import annotations
@@ -39,44 +39,44 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     runs: list[dict[str, Any]] = [json.loads(path.read_text()) for path in args.runs]
+    columns = {title: name for title, name in COLUMNS.items() if any(name in run for run in runs)}
     rows = [
-        [run["recipe"], str(run["settings"]["epochs"]), *(_written(run.get(name)) for name in COLUMNS.values())]
+        [run["recipe"], str(run["settings"]["epochs"]), *(_written(run.get(name)) for name in columns.values())]
         for run in runs
     ]
-    settings = "\n".join(
-        f"- {run['recipe']}: `{run['command']}`, commit {run['commit']}, {run['hardware']}; "
-        f"`{json.dumps(run['settings'])}`"
-        for run in runs
-    )
+    settings = "\n".join(f"- {run['recipe']}: `{json.dumps(run['settings'])}`" for run in runs)
     curves = "\n".join(
         f"- {run['recipe']}: {', '.join(str(k) for k in run['k_curve'][:: max(1, len(run['k_curve']) // 20)])}"
         for run in runs
         if "k_curve" in run
     )
-    body = f"""{record.table(["recipe", "epochs", *COLUMNS], rows)}
+    clusters = "The scores of the clusters are of the training images. " if curves else ""
+    body = f"""{record.table(["recipe", "epochs", *columns], rows)}
 
 Accuracies are of the last epoch, on {runs[0]["judged"]}, which were
-neither trained on nor clustered. The scores of the clusters are of the training images. kNN is weighted (T = 0.1 for
+neither trained on nor clustered. {clusters}kNN is weighted (T = 0.1 for
 k = 200, 0.07 for k = 20) on the backbone's features; linear is logistic regression on these, its penalty chosen on a
-tenth of the training images. Images a second are the median epoch's; several runs may have shared the GPU.
+tenth of the training images. Images a second are the median epoch's.
 
 The runs, and their settings beside those of the preset:
 
 {settings}
-
-K, at about twenty epochs spread over training:
-
-{curves}
 """
+    if curves:
+        body += f"\nK, at about twenty epochs spread over training:\n\n{curves}\n"
     seeds = ", ".join(sorted({str(run["settings"]["random_state"]) for run in runs}))
     n = "45,000 training images, 5,000 held out" if runs[0]["validation"] else "50,000 training and 10,000 test images"
-    print(record.write(args.question, args.title, body, seeds=seeds, n=n, output=args.output))
+    measured = {
+        name: "; ".join(dict.fromkeys(run.get(name, "not noted") for run in runs))
+        for name in ("command", "commit", "hardware", "software")
+    }
+    print(record.write(args.question, args.title, body, seeds=seeds, n=n, output=args.output, measured=measured))
 
 
 def _written(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.3f}" if isinstance(value, float) and abs(value) <= 1 else f"{value:,}"
+    return f"{value:.4f}" if isinstance(value, float) and abs(value) <= 1 else f"{value:,}"
 
 
 if __name__ == "__main__":

@@ -260,7 +260,7 @@ class OptimisationConfig:
     epochs: int = 200
     """Passes over the images."""
 
-    batch_size: int = 512
+    batch_size: int = 256
     """Images in one update, over all processes."""
 
     accumulate: int = 1
@@ -269,7 +269,7 @@ class OptimisationConfig:
     optimiser: Literal["lars", "sgd", "adamw"] = "lars"
     """LARS as in the paper, SGD with momentum, or AdamW."""
 
-    learning_rate: float = 1.0
+    learning_rate: float = 2.0
     """Base rate, for 256 images a batch; it grows with the batch."""
 
     weight_decay: float = 1e-5
@@ -284,7 +284,7 @@ class OptimisationConfig:
     warmup_epochs: float = 10
     """Epochs over which the rate rises, at most half of all; then it falls to 0 along a cosine."""
 
-    encoder_momentum: float = 0.99
+    encoder_momentum: float = 0.98
     """Momentum of the momentum encoder at the start; it rises to 1 along a cosine."""
 
     precision: Literal["auto", "bf16", "fp32"] = "auto"

@@ -41,10 +41,7 @@ _IMAGENET_200 = TrainConfig(
 
 PRESETS: dict[PresetName, TrainConfig] = {
     "cifar": TrainConfig(preset="cifar"),
-    "tiny": TrainConfig(
-        preset="tiny",
-        optimisation=OptimisationConfig(epochs=200, batch_size=512),
-    ),
+    "tiny": TrainConfig(preset="tiny"),
     "demo": TrainConfig(
         preset="demo",
         views=ViewConfig(augmentation="digits"),
