@@ -1,4 +1,4 @@
-"""Is the trainer sound, and what does the mixture add? CIFAR-10 (or -100), ResNet-18, one recipe, two objectives.
+"""Is the trainer sound, what does the mixture add, how do the peers do? CIFAR-10, ResNet-18, one recipe, any objective.
 
     python benchmarks/train_cifar.py DATA --recipe byol --output OUT
     python benchmarks/train_cifar.py DATA --recipe siammm --output OUT
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import record
+from siammm.config import MethodName
 from siammm.data.loader import open_loader
 from siammm.data.sources import Source, open_source
 from siammm.evaluate.clustering import clustering_scores
@@ -27,13 +28,16 @@ from siammm.evaluate.linear import linear_accuracy
 from siammm.learn.encode import Output, encode
 from siammm.learn.loop import Silent, Training
 from siammm.learn.progress import described
-from siammm.presets import PRESETS, with_settings
+from siammm.methods import METHODS, with_method
+from siammm.presets import PRESETS, check_settings, with_settings
 
-RECIPES: dict[str, dict[str, Any]] = {
-    "byol": {"cluster_loss": "none"},
-    "siammm": {},
-    "siammm-paper": {"merge": "paper"},
-    "siammm-fixed": {"merge": "none", "n_components": 1000},
+# Each a method, and what it changes of it. ProPos is told the number of classes; nothing else is.
+RECIPES: dict[str, tuple[MethodName, dict[str, Any]]] = {
+    **{name: (name, {}) for name in METHODS},
+    "byol": ("siammm", {"cluster_loss": "none"}),  # with SiamMM's heads: the same network, less the clusters
+    "propos": ("propos", {"n_components": 10}),
+    "siammm-paper": ("siammm", {"merge": "paper"}),
+    "siammm-fixed": ("siammm", {"merge": "none", "n_components": 1000}),
 }
 
 
@@ -69,14 +73,18 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--keep", action="store_true", help="also keep embeddings of both views, for study")
     args = parser.parse_args()
-    settings = RECIPES[args.recipe] | {"epochs": args.epochs, "random_state": args.seed}
+    method, changes = RECIPES[args.recipe]
+    settings = changes | {"epochs": args.epochs, "random_state": args.seed}
     for pair in args.set:
         name, value = pair.split("=", 1)
         try:
             settings[name] = json.loads(value)
         except ValueError:
             settings[name] = value
-    config = with_settings(PRESETS[args.preset], data=str(args.data), **settings)
+    # The objective alone: everything is trained with the preset's optimisation.
+    preset = with_method(PRESETS[args.preset], method, recipe=False)
+    config = with_settings(preset, data=str(args.data), **settings)
+    check_settings(config)
     source, labels, other, other_labels = split(args.data, validation=args.validation)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     started = time.monotonic()

@@ -13,7 +13,17 @@ from siammm.cli import main
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("guide", ["README.md", "docs/cluster-embeddings.md", "docs/large-data.md", "docs/train.md"])
+@pytest.mark.parametrize(
+    "guide",
+    [
+        "README.md",
+        "docs/cluster-embeddings.md",
+        "docs/evaluate.md",
+        "docs/audit.md",
+        "docs/large-data.md",
+        "docs/train.md",
+    ],
+)
 def test_guide(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(

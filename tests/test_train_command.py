@@ -33,6 +33,7 @@ FLAGS = [
     "--overwrite",
     "--resume",
     "--preset",
+    "--method",
     "--image-key",
     "--label-key",
     "--loader",
@@ -46,8 +47,12 @@ FLAGS = [
     "--embedding-dim",
     "--hidden-dim",
     "--projector-layers",
+    "--projector-norm",
     "--predictor-layers",
+    "--predictor-hidden-dim",
     "--predictor-norm",
+    "--predictor-noise",
+    "--no-momentum-encoder",
     "--no-zero-init-residual",
     "--instance-loss",
     "--cluster-loss",
@@ -61,7 +66,12 @@ FLAGS = [
     "--normaliser",
     "--n-negatives",
     "--contrastive-temperature",
+    "--n-prototypes",
+    "--prototype-temperature",
+    "--queue-size",
+    "--queue-after",
     "--n-components",
+    "--more-components",
     "--cluster-after",
     "--embeddings",
     "--centroids",
@@ -136,7 +146,7 @@ def test_every_flag_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "--help"])
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for flag in FLAGS:
-        assert re.search(rf"{flag}( [^ ]+)? [A-Z][^│]+?\(default", text), flag
+        assert re.search(rf"{flag}( \[[^A-Z]*INT.*?\]\]| [^ ]+)? [A-Z][^│]+?\(default", text), flag
 
 
 def test_every_setting_has_its_flag_by_the_same_word() -> None:

@@ -12,16 +12,17 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import tyro
 
 from siammm import __version__
-from siammm.config import ClusterConfig, DemoConfig, TrainConfig
+from siammm.config import AuditConfig, ClusterConfig, CompareConfig, DemoConfig, EvaluateConfig, TrainConfig
 from siammm.errors import SiamMMError, Stopped
+from siammm.methods import METHODS, with_method
 from siammm.presets import PRESETS
 
-_Config = DemoConfig | TrainConfig | ClusterConfig
+_Config = DemoConfig | TrainConfig | ClusterConfig | EvaluateConfig | CompareConfig | AuditConfig
 
 _DESCRIPTION = (
     f"siammm {__version__}: learn an encoder from images and find the clusters in them, and how many there are, "
@@ -68,11 +69,14 @@ def parse(arguments: Sequence[str]) -> _Config:
     # Flags start from a preset, or from the run that goes on, so these must be known first. What is wrong with either
     # is said later, with all other flags.
     resumed = _stored(_flag(arguments, "--resume"))
-    preset = resumed or PRESETS.get(_flag(arguments, "--preset"), TrainConfig())
+    preset = resumed or _started(_flag(arguments, "--preset"), _flag(arguments, "--method"))
     command: Any = (
         Annotated[DemoConfig, tyro.conf.subcommand("demo")]
         | Annotated[TrainConfig, tyro.conf.subcommand("train", default=preset)]
         | Annotated[ClusterConfig, tyro.conf.subcommand("cluster")]
+        | Annotated[EvaluateConfig, tyro.conf.subcommand("evaluate")]
+        | Annotated[CompareConfig, tyro.conf.subcommand("compare")]
+        | Annotated[AuditConfig, tyro.conf.subcommand("audit")]
     )
     return tyro.cli(
         command,
@@ -92,6 +96,12 @@ def _flag(arguments: Sequence[str], flag: str) -> Any:
         if name == flag:
             return value or next(iter(arguments[number + 1 :]), None)
     return None
+
+
+def _started(preset: str | None, method: str | None) -> TrainConfig:
+    """The settings that flags start from."""
+    config = PRESETS.get(cast(Any, preset), TrainConfig())
+    return with_method(config, cast(Any, method)) if method in METHODS else config
 
 
 def _stored(folder: str | None) -> TrainConfig | None:
@@ -116,6 +126,18 @@ def _run(config: _Config) -> None:
         from siammm.commands.train import train
 
         train(config)
+    elif isinstance(config, EvaluateConfig):
+        from siammm.commands.evaluate import evaluate
+
+        evaluate(config)
+    elif isinstance(config, CompareConfig):
+        from siammm.commands.compare import compare
+
+        compare(config)
+    elif isinstance(config, AuditConfig):
+        from siammm.commands.audit import audit
+
+        audit(config)
     else:
         from siammm.commands.cluster import cluster
 

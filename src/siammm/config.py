@@ -167,11 +167,23 @@ class NetworkConfig:
     projector_layers: int = 3
     """Layers between the backbone and the embedding."""
 
+    projector_norm: Literal["none", "plain"] = "plain"
+    """Normalisation of the embedding: BatchNorm without scale and shift, as in MoCo v3, or none, as in SwAV."""
+
     predictor_layers: int = 2
-    """Layers that predict one view's embedding from the other's."""
+    """Layers that predict one view's embedding from the other's; 0 for none."""
+
+    predictor_hidden_dim: int | None = None
+    """Width of the predictor's hidden layers; by default that of the projector's."""
 
     predictor_norm: Literal["none", "plain"] = "none"
     """Normalisation of the predictor's output: none, as MoCo v3 has it for ResNets, or BatchNorm as elsewhere."""
+
+    predictor_noise: float = 0.0
+    """Deviation of the noise that is added to what the predictor reads, in training (ProPos)."""
+
+    momentum_encoder: bool = True
+    """Whether a momentum encoder makes the targets; it does unless this flag is given, or the loss is simsiam."""
 
     zero_init_residual: bool = True
     """Whether every residual block starts as the identity; it does unless this flag is given."""
@@ -184,8 +196,9 @@ class ObjectiveConfig:
     instance_loss: Literal["cosine", "simsiam", "contrastive", "none"] = "cosine"
     """Between the views of an image: cosine to a momentum encoder (the paper, BYOL), SimSiam's, MoCo v3's, or none."""
 
-    cluster_loss: Literal["mle", "nce-centroids", "nce-samples", "none"] = "mle"
-    """To the clusters: likelihood (Eq. 9), contrasted with other centroids (14) or with other images (15), or none."""
+    cluster_loss: Literal["mle", "nce-centroids", "nce-samples", "swapped", "scattering", "none"] = "mle"
+    """To the clusters: likelihood (Eq. 9), contrasted with other centroids (14) or images (15); SwAV's, ProPos's; none.
+    """
 
     cluster_weight: float = 1.0
     """What the cluster loss is multiplied with."""
@@ -199,8 +212,8 @@ class ObjectiveConfig:
     size_weighting: bool = False
     """Prefer large clusters to small ones at the same distance (alpha)."""
 
-    concentration: Literal["per-component", "closed-form", "constant"] = "per-component"
-    """Pull harder towards tight clusters: estimated for each, by the paper's formula, or the same for all."""
+    concentration: Literal["per-component", "closed-form", "constant", "proximity"] = "per-component"
+    """Pull harder towards tight clusters: estimated for each, by the paper's formula, the same for all, or PCL's."""
 
     concentration_dims: int | None = None
     """Measure concentrations in this many principal directions (the paper's appendix); by default in all."""
@@ -217,6 +230,18 @@ class ObjectiveConfig:
     contrastive_temperature: float = 1.0
     """With a contrastive instance loss: its temperature."""
 
+    n_prototypes: int = 3000
+    """With swapped: prototypes that are learnt."""
+
+    prototype_temperature: float = 0.1
+    """With swapped or scattering, or concentrations by proximity: the temperature over prototypes."""
+
+    queue_size: int = 0
+    """Embeddings of earlier batches that serve as negatives of a contrastive loss, or fill up the batch of swapped."""
+
+    queue_after: float = 0.0
+    """With swapped: the share of the epochs before the queue is used."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClusteringConfig:
@@ -224,6 +249,9 @@ class ClusteringConfig:
 
     n_components: int | None = None
     """Clusters to start from; by default 8 % of the images, at least 2."""
+
+    more_components: tuple[int, ...] = ()
+    """Further clusterings of these sizes, trained with beside the first (DeepCluster v2, PCL); the first is kept."""
 
     cluster_after: float = 0.0
     """The share of the epochs that the instance loss trains alone before clustering begins."""
@@ -318,6 +346,7 @@ class RunConfig:
 
 
 PresetName = Literal["cifar", "tiny", "demo", "imagenet-100", "imagenet-200"]
+MethodName = Literal["siammm", "byol", "simsiam", "moco-v3", "swav", "deepcluster-v2", "pcl", "propos"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,6 +373,9 @@ class TrainConfig:
     preset: PresetName = "cifar"
     """Settings to start from: cifar (32 px), tiny (64 px), demo (digits), imagenet-100 and -200 (the paper's)."""
 
+    method: MethodName = "siammm"
+    """What is trained: SiamMM, or one of its peers, for comparison, with the objective and recipe of its paper."""
+
     reading: DataConfig = field(default_factory=DataConfig)
     views: ViewConfig = field(default_factory=ViewConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -351,6 +383,152 @@ class TrainConfig:
     clustering: ClusteringConfig = field(default_factory=ClusteringConfig)
     optimisation: OptimisationConfig = field(default_factory=OptimisationConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+
+def uses_mixture(objective: ObjectiveConfig) -> bool:
+    """Whether training keeps a mixture: SwAV's prototypes are learnt with the encoder, and need none."""
+    return objective.cluster_loss not in ("none", "swapped")
+
+
+ProtocolName = Literal["knn", "linear", "linear-paper", "semi", "transfer", "clustering", "k"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """Measure an encoder, or a table of embeddings, the way papers do.
+
+    SUBJECT is a run folder, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS, or a table of embeddings with
+    labels. Writes a folder with evaluation.json; siammm compare puts several side by side.
+    """
+
+    subject: Annotated[Positional[str], arg(metavar="SUBJECT")]
+    """What is measured."""
+
+    data: str | None = None
+    """Labelled images that probes learn from and neighbours are sought in; by default those of the run."""
+
+    test: str | None = None
+    """Labelled images that judge (or a table, for a table); by default a tenth of the data is held out."""
+
+    protocols: tuple[ProtocolName, ...] | None = None
+    """What to measure; by default knn, linear, clustering and k, as far as they apply."""
+
+    transfer: str | None = None
+    """For transfer: another labelled set that a classifier learns from, or a folder of VOC2007."""
+
+    transfer_test: str | None = None
+    """For transfer: the images of that set that judge; by default a tenth is held out, or VOC's own test images."""
+
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of everything random in a protocol; figures are the mean and the deviation over them."""
+
+    encoder: Literal["online", "momentum"] = "online"
+    """Which encoder of a run, or of a checkpoint that holds two."""
+
+    image_size: int | None = None
+    """For models of timm and torchvision: width and height of the images that they are shown; by default their own."""
+
+    k_means: tuple[int, ...] | None = None
+    """For clustering: clusters of k-means; by default as many as classes, and 25000 too from 250,000 images on."""
+
+    label_shares: tuple[float, ...] = (0.01, 0.1)
+    """For semi: shares of the labels to fine-tune with."""
+
+    label_lists: tuple[Path, ...] = ()
+    """For semi: files that list the labelled images, a name a line, in place of shares."""
+
+    epochs: int | None = None
+    """For linear-paper, semi and transfer: epochs, in place of the published number."""
+
+    batch_size: int | None = None
+    """For the same: images in one update, in place of the published number."""
+
+    learning_rate: float | None = None
+    """For the same: base learning rate, in place of the published one."""
+
+    output: Path | None = None
+    """The folder to write; by default <name of the subject>-evaluation, here."""
+
+    overwrite: bool = False
+    """Replace an earlier evaluation in the output folder, once the new one is complete."""
+
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
+
+    reading: DataConfig = field(default_factory=DataConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig:
+    """Put evaluations side by side, mark the best, and say where figures cannot be compared."""
+
+    evaluations: Annotated[Positional[tuple[Path, ...]], arg(metavar="EVALUATION")]
+    """Files or folders that siammm evaluate wrote, or runs that were evaluated from here."""
+
+    output: Path | None = None
+    """A Markdown file to write the table to as well."""
+
+    overwrite: bool = False
+    """Replace that file if it exists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig:
+    """Find the images that look mislabelled, by their clusters, their neighbours and classifiers.
+
+    SUBJECT is a run folder that siammm train wrote, or a table of embeddings with labels. Writes a folder with all
+    labelled images, the worst first (suspects.parquet), and summary.json.
+    """
+
+    subject: Annotated[Positional[Path], arg(metavar="SUBJECT")]
+    """The run, or the table: a .npz, .parquet or .safetensors file, one row an image."""
+
+    data: str | None = None
+    """For a run: the labelled images; by default those it was trained on."""
+
+    labels: Path | None = None
+    """The labels, where they are kept apart: a .csv or .parquet with ids and labels, or a .npy in the images' order."""
+
+    output: Path | None = None
+    """The folder to write; by default <name of the subject>-audit, here."""
+
+    overwrite: bool = False
+    """Replace an earlier audit in the output folder, once the new one is complete."""
+
+    key: str | None = None
+    """For a table: the array or column with the embeddings; by default as in siammm cluster."""
+
+    id_column: str | None = None
+    """For a table or --labels: the array or column of ids; by default id, path or filename."""
+
+    label_column: str | None = None
+    """For a table or --labels: the array or column of labels; by default label, y, target or class."""
+
+    mixture: Path | None = None
+    """For a table: the mixture.safetensors of an earlier siammm cluster; by default clusters are found first."""
+
+    n_neighbours: int | None = None
+    """Nearest images that vote on a label; by default 200, or a twentieth of few images."""
+
+    rounds: int = 1
+    """Times that the evidence is weighed; after the first, the labels of suspects count less."""
+
+    threshold: float = 0.5
+    """Labels that are right with a lower probability than this are suspects."""
+
+    plant: float | None = None
+    """Make this share of the labels wrong first, and report how many of these are found: a check of the audit."""
+
+    show: int = 20
+    """How many of the worst to print."""
+
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
+
+    random_state: int = 0
+    """Seed of everything random; the same seed gives the same ranking on the same machine."""
+
+    reading: DataConfig = field(default_factory=DataConfig)
 
 
 def initial_clusters(n_images: int) -> int:

@@ -87,8 +87,10 @@ def with_settings(config: TrainConfig, **settings: Any) -> TrainConfig:
 
 
 def differing_settings(config: TrainConfig) -> dict[str, Any]:
-    """The settings of training that are not the preset's, each by its own word."""
-    preset = PRESETS[config.preset]
+    """The settings of training that are not those of the preset and method, each by its own word."""
+    from siammm.methods import with_method  # which is built on this module
+
+    preset = with_method(PRESETS[config.preset], config.method)
     values = {name: (_value(config, name), _value(preset, name)) for name, home in setting_homes().items() if home}
     return {name: given for name, (given, usual) in values.items() if given != usual}
 
@@ -111,19 +113,31 @@ def check_settings(config: TrainConfig) -> None:
             f"--cluster-after is {clustering.cluster_after}, but with --instance-loss none nothing is learned before; "
             "use 0."
         )
+    if config.method == "propos" and clustering.n_components is None:
+        raise InputError("--method propos must be told the number of clusters; give it with --n-components.")
+    if objective.cluster_loss == "scattering" and clustering.merge != "none":
+        raise InputError(
+            f"--cluster-loss scattering compares all clusters of a batch, but --merge is {clustering.merge}; use none."
+        )
+    if objective.cluster_loss == "swapped" and config.network.predictor_layers:
+        raise InputError(
+            f"--cluster-loss swapped predicts codes, not embeddings, but --predictor-layers is "
+            f"{config.network.predictor_layers}; use 0, or --method swav."
+        )
 
 
 _LEAST = {
     "image_size": 4, "workers": 0, "max_pixels": 1, "embedding_dim": 2, "hidden_dim": 1, "projector_layers": 1,
-    "predictor_layers": 1, "cluster_weight": 0, "n_neighbours": 1, "temperature": 1e-6, "concentration_dims": 2,
-    "concentration_scale": 1e-6, "n_negatives": 1, "contrastive_temperature": 1e-6, "n_components": 1,
-    "n_init": 1, "em_steps": 1, "merge_floor": 1, "epochs": 1, "batch_size": 2, "accumulate": 1,
+    "predictor_layers": 0, "predictor_hidden_dim": 1, "predictor_noise": 0, "n_prototypes": 1,
+    "prototype_temperature": 1e-6, "queue_size": 0, "cluster_weight": 0, "n_neighbours": 1, "temperature": 1e-6,
+    "concentration_dims": 2, "concentration_scale": 1e-6, "n_negatives": 1, "contrastive_temperature": 1e-6,
+    "n_components": 1, "n_init": 1, "em_steps": 1, "merge_floor": 1, "epochs": 1, "batch_size": 2, "accumulate": 1,
     "learning_rate": 0, "weight_decay": 0, "trust_coefficient": 1e-9, "warmup_epochs": 0, "probe_every": 1,
     "save_every": 0,
 }  # fmt: skip
 _BETWEEN = {
     "max_bad_images": (0.0, 1.0), "crop_scale": (0.01, 1.0), "merge_share": (1e-6, 1.0),
-    "cluster_after": (0.0, 0.99), "momentum": (0.0, 0.9999),
+    "cluster_after": (0.0, 0.99), "queue_after": (0.0, 1.0), "momentum": (0.0, 0.9999),
     "encoder_momentum": (0.0, 1.0), "random_state": (0, 2**31 - 1), "merge_threshold": (-100.0, 100.0),
 }  # fmt: skip
 
@@ -177,6 +191,7 @@ def _rebuilt(kind: Any, stored: dict[str, Any]) -> Any:
         if dataclasses.is_dataclass(hint):
             values[name] = _rebuilt(hint, value)
         else:
+            value = tuple(value) if isinstance(value, list) else value  # JSON has no tuples, and no setting is a list
             values[name] = Path(value) if isinstance(value, str) and Path in _alternatives(hint) else value
     return kind(**values)
 

@@ -39,7 +39,7 @@ def trained(context: distributed.Context) -> dict[str, Any]:
     gathered = []
     for x_1, x_2 in cases.batches():
         x_1, x_2 = x_1.chunk(context.world_size)[context.rank], x_2.chunk(context.world_size)[context.rank]
-        v_1, v_2, z_1, z_2 = parallel(x_1, x_2)
+        v_1, v_2, z_1, z_2, _ = parallel(x_1, x_2)
         targets = network.targets(x_1, x_2, z_1, z_2)
         optimiser.zero_grad()
         cases.loss_of(v_1, v_2, *targets).backward()

@@ -72,7 +72,7 @@ def test_two_ranks_train_the_network_that_one_trains(two: list[dict[str, Any]]) 
     network = cases.network()
     optimiser = build_optimiser("lars", network, lr=0.5, weight_decay=1e-4)
     for number, (x_1, x_2) in enumerate(cases.batches()):
-        v_1, v_2, z_1, z_2 = network(x_1, x_2)
+        v_1, v_2, z_1, z_2, _ = network(x_1, x_2)
         targets = network.targets(x_1, x_2, z_1, z_2)
         optimiser.zero_grad()
         cases.loss_of(v_1, v_2, *targets).backward()

@@ -32,6 +32,12 @@ CASES: dict[str, dict[str, Any]] = {
     "reinitialised": {"centroids": "reinitialised", "n_init": 2, "concentration_dims": 4, "optimiser": "adamw",
                       "learning_rate": 1e-3},
     "streaming": {"loader": "streaming", "workers": 0, "merge": "auto"},
+    "swapped": {"instance_loss": "none", "cluster_loss": "swapped", "predictor_layers": 0, "momentum_encoder": False,
+                "n_prototypes": 10, "queue_size": 40, "queue_after": 0.5},
+    "scattering": {"cluster_loss": "scattering", "merge": "none", "n_components": 4, "predictor_noise": 0.01,
+                   "learning_rate": 1e-4},
+    "queue": {"instance_loss": "contrastive", "cluster_loss": "nce-centroids", "concentration": "proximity",
+              "merge": "none", "more_components": (8,), "queue_size": 40, "learning_rate": 1e-4},
 }  # fmt: skip
 
 
@@ -110,7 +116,8 @@ def test_two_ranks_have_the_losses_of_one(name: str, two: dict[str, Found]) -> N
     for rank in two[name]:
         check_alike(rank["measured"], measured(one))
         assert rank["history"] == one.clustering.history.n_components
-    assert two[name][0]["history"][-1] < 12  # there was something to merge
+    if CASES[name].get("merge") != "none" and CASES[name].get("cluster_loss") != "swapped":
+        assert two[name][0]["history"][-1] < 12  # there was something to merge
 
 
 @pytest.mark.parametrize("name", CASES)

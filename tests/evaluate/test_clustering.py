@@ -13,7 +13,7 @@ from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score, nor
 from sklearn.metrics.cluster import contingency_matrix
 
 from siammm.errors import InputError
-from siammm.evaluate.clustering import clustering_scores, label_codes
+from siammm.evaluate.clustering import clustering_scores, label_codes, purities
 
 pairs = st.lists(st.tuples(st.integers(-1, 6), st.integers(0, 9)), min_size=1, max_size=60)
 
@@ -111,3 +111,27 @@ def test_a_million_samples_in_100_k_clusters() -> None:
     assert time.perf_counter() - start < 15
     assert scores.majority_accuracy == 1
     assert (scores.n_classes, scores.n_clusters) == (1000, len(np.unique(pred)))
+
+
+@given(pairs)
+def test_purities_make_up_the_majority_accuracy(pairs: list[tuple[int, int]]) -> None:
+    true, pred = (np.array(side) for side in zip(*pairs, strict=True))
+    found, scores = purities(true, pred), clustering_scores(true, pred)
+    for purity, size in (
+        (found.class_purity, found.class_size),
+        (found.cluster_purity, found.cluster_size),
+    ):
+        assert sum(size) == len(true)
+        assert np.dot(purity, size) / len(true) == pytest.approx(scores.majority_accuracy)
+        assert all(0 <= value <= 1 for value in purity)
+    assert (len(found.classes), len(found.clusters)) == (scores.n_classes, scores.n_clusters)
+    table = np.asarray(contingency_matrix(true, pred))
+    assert found.cluster_purity == pytest.approx(table.max(axis=0) / table.sum(axis=0))
+    assert found.cluster_class == [np.unique(true).tolist()[row] for row in table.argmax(axis=0)]
+
+
+def test_purities_by_hand() -> None:
+    found = purities(["cat", "cat", "dog", None, "dog", "cow"], [4, 4, 4, 4, 7, 7])
+    assert (found.classes, found.class_size, found.class_purity) == (["cat", "dog", "cow"], [2, 2, 1], [1, 0.5, 0])
+    assert (found.clusters, found.cluster_size, found.cluster_class) == ([4, 7], [3, 2], ["cat", "dog"])
+    assert found.cluster_purity == pytest.approx([2 / 3, 1 / 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
 from siammm.errors import InputError
-from siammm.evaluate.knn import knn_accuracy, knn_predict
+from siammm.evaluate.knn import RULES, knn_accuracies, knn_accuracy, knn_predict, knn_predictions
 
 N_CLASSES = 4
 
@@ -189,3 +190,30 @@ def test_wrong_arguments_are_refused_in_one_sentence(call: Callable[[], Any], sa
     with pytest.raises(InputError, match=says) as refused:
         call()
     assert re.fullmatch(r"[^\n]+\.", str(refused.value))
+
+
+@pytest.mark.parametrize("leave_one_out", [False, True])
+def test_rules_share_one_search(leave_one_out: bool) -> None:
+    bank, labels = classes(400)
+    query, wanted = (bank, labels) if leave_one_out else classes(70, seed=1)
+    rules = (*RULES, (1, 0.1), (1000, 0.5))
+    together = knn_predictions(query, bank, labels, rules, leave_one_out=leave_one_out, chunk=33)
+    for (k, temperature), found in zip(rules, together, strict=True):
+        alone = knn_predict(query, bank, labels, k=k, temperature=temperature, leave_one_out=leave_one_out)
+        assert torch.equal(found, alone)
+    accuracies = knn_accuracies(query, wanted, bank, labels, rules, leave_one_out=leave_one_out)
+    assert accuracies == [float(np.mean(found.numpy() == wanted)) for found in together]
+    assert knn_predictions(query, bank, labels, []) == knn_accuracies(query, wanted, bank, labels, []) == []
+
+
+@pytest.mark.gpu
+def test_fifty_thousand_take_less_than_a_second_on_a_gpu() -> None:
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    bank, query = (torch.randn(n, 512, device="cuda", generator=generator) for n in (50_000, 10_000))
+    labels = torch.randint(0, 10, (50_000,), device="cuda", generator=generator)
+    seconds: list[float] = []
+    for _ in range(2):  # the first loads kernels
+        start = time.perf_counter()
+        knn_accuracies(query, labels[:10_000], bank, labels)
+        seconds.append(time.perf_counter() - start)
+    assert seconds[1] < 1

@@ -169,7 +169,7 @@ def test_settings_of_heads() -> None:
 def test_predictions_have_gradients_and_targets_have_none() -> None:
     network = small_network()
     x_1, x_2 = views()
-    v_1, v_2, z_1, z_2 = network(x_1, x_2)
+    v_1, v_2, z_1, z_2, _ = network(x_1, x_2)
     v_1m, v_2m = network.targets(x_1, x_2, z_1, z_2)
     assert all(v.shape == (12, 16) for v in (v_1, v_2, z_1, z_2, v_1m, v_2m))
     assert [v.requires_grad for v in (v_1, v_2, z_1, z_2, v_1m, v_2m)] == [True, True, False, False, False, False]
@@ -187,7 +187,7 @@ def test_without_momentum_encoder_targets_are_the_projections_of_the_same_pass()
     x_1, x_2 = views()
     passes = []
     network.encoder.register_forward_hook(lambda *_: passes.append(1))
-    v_1, v_2, z_1, z_2 = network(x_1, x_2)
+    v_1, v_2, z_1, z_2, _ = network(x_1, x_2)
     v_1m, v_2m = network.targets(x_1, x_2, z_1, z_2)
     assert len(passes) == 2
     torch.testing.assert_close((v_1m, v_2m), (z_1, z_2), rtol=0, atol=0)
@@ -199,7 +199,7 @@ def test_without_momentum_encoder_targets_are_the_projections_of_the_same_pass()
 
 def test_without_predictor_predictions_are_projections() -> None:
     network = small_network(with_predictor=False)
-    v_1, v_2, z_1, z_2 = network(*views())
+    v_1, v_2, z_1, z_2, _ = network(*views())
     torch.testing.assert_close((v_1.detach(), v_2.detach()), (z_1, z_2), rtol=0, atol=0)
 
 
@@ -244,7 +244,7 @@ def test_each_encoder_keeps_its_own_statistics() -> None:
     network = small_network()
     assert network.momentum_encoder is not None
     x_1, x_2 = views()
-    z_1, z_2 = network(x_1, x_2)[2:]
+    z_1, z_2 = network(x_1, x_2)[2:4]
     online, own = norms(network.encoder)[0], norms(network.momentum_encoder)[0]
     assert int(online.num_batches_tracked) == 2
     assert int(own.num_batches_tracked) == 0
@@ -259,7 +259,7 @@ def test_each_encoder_keeps_its_own_statistics() -> None:
 def test_modes_reach_both_encoders_and_evaluation_leaves_statistics_alone() -> None:
     network = small_network().eval()
     before = copy.deepcopy(network.state_dict())
-    z_1, z_2 = network(*views())[2:]
+    z_1, z_2 = network(*views())[2:4]
     network.targets(*views(), z_1, z_2)
     torch.testing.assert_close(network.state_dict(), before, rtol=0, atol=0)
 
@@ -271,7 +271,7 @@ def test_bf16_autocast_and_channels_last_agree_with_single_precision() -> None:
     x_1, x_2 = (x.contiguous(memory_format=torch.channels_last) for x in views())
     torch.testing.assert_close(twin(x_1, x_2)[0], plain, rtol=1e-3, atol=1e-4)
     with torch.autocast("cpu", torch.bfloat16):
-        v_1, v_2, z_1, z_2 = twin(x_1, x_2)
+        v_1, v_2, z_1, z_2, _ = twin(x_1, x_2)
         v_1m, _ = twin.targets(x_1, x_2, z_1, z_2)
         features = twin.encoder.features(x_1)
     assert {v.dtype for v in (v_1, v_2, z_1, v_1m, features)} == {torch.float32}
@@ -284,7 +284,7 @@ def test_a_step_learns() -> None:
     losses = []
     for _ in range(12):
         x_1, x_2 = views(32)
-        v_1, v_2, z_1, z_2 = network(x_1, x_1 + 0.1 * x_2)
+        v_1, v_2, z_1, z_2, _ = network(x_1, x_1 + 0.1 * x_2)
         loss = loss_of(v_1, v_2, *network.targets(x_1, x_1 + 0.1 * x_2, z_1, z_2))
         optimiser.zero_grad()
         loss.backward()

@@ -11,6 +11,8 @@ are joined by exclusive or, not by sums and products: the compiler would fold th
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,8 @@ _BITS = 24
 
 # Streams that are given are not negative: this one never meets them.
 _ORDER_STREAM = -1
+# The views have streams 0 and 1.
+NOISE_STREAMS = (2, 3)
 
 
 def uniforms(seed: int, epoch: int | Tensor, index_N: Tensor, stream: int, count: int) -> Tensor:
@@ -35,6 +39,13 @@ def uniforms(seed: int, epoch: int | Tensor, index_N: Tensor, stream: int, count
     """
     bits_NU = _hash(seed, epoch, index_N, stream, count)
     return _shifted(bits_NU, 64 - _BITS).to(torch.float32).mul_(2.0**-_BITS)
+
+
+def normals(seed: int, epoch: int | Tensor, index_N: Tensor, stream: int, count: int) -> Tensor:
+    """``count`` standard normal numbers for each sample, float32, N x count; otherwise as ``uniforms``."""
+    u_NU = uniforms(seed, epoch, index_N, stream, 2 * count)
+    radius_NU = (-2 * (1 - u_NU[:, :count]).log()).sqrt()  # 1 - u is above 0
+    return radius_NU * (2 * math.pi * u_NU[:, count:]).cos()
 
 
 def permutation(seed: int, epoch: int, n: int) -> Tensor:

@@ -53,29 +53,117 @@ def clustering_scores(
 
     A sample whose label is None, NaN or an empty string is left out and counted. Any other value is a class, -1 too.
     """
-    pred = np.asarray(labels_pred)
-    true = label_codes(labels_true)[0]
-    if true.shape != pred.shape or pred.ndim != 1:
-        raise InputError(f"There are {true.shape[0]} labels for {pred.shape[0]} samples; give one label for each.")
-    labelled = true >= 0
-    n = int(labelled.sum())
-    if n == 0:
-        raise InputError(f"None of the {pred.shape[0]} samples has a label; leave the labels out or fill them in.")
-    true, pred = true[labelled], np.unique(pred[labelled], return_inverse=True)[1]
-    counts_CK = sparse.coo_array((np.ones(n, np.int64), (true, pred))).tocsr()
-    counts_CK.sum_duplicates()
-    counts_CK = counts_CK[counts_CK.sum(axis=1) > 0]
+    table = _Table.of(labels_true, labels_pred)
+    counts_CK, n = table.counts_CK, len(table.true)
     return ClusteringScores(
         ami=_adjusted_mutual_information(counts_CK),
-        nmi=float(normalized_mutual_info_score(true, pred)),
-        ari=float(adjusted_rand_score(true, pred)),
+        nmi=float(normalized_mutual_info_score(table.true, table.pred)),
+        ari=float(adjusted_rand_score(table.true, table.pred)),
         hungarian_accuracy=_largest_matching(counts_CK) / n,
         majority_accuracy=float(counts_CK.max(axis=0).toarray().sum() / n),
         n_classes=_shape(counts_CK)[0],
         n_clusters=_shape(counts_CK)[1],
         n_samples=n,
-        n_unlabelled=len(labelled) - n,
+        n_unlabelled=table.n_unlabelled,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Purities:
+    """Where majority accuracy comes from: the classes that clusters see, and the clusters that see one class."""
+
+    classes: list[Any]
+    """The labels, in the order of the two lists below."""
+    class_purity: list[float]
+    """Of the samples of each class, the share in clusters where theirs is the commonest class."""
+    class_size: list[int]
+    """Samples of each class."""
+    clusters: list[int]
+    """The clusters that have a scored sample, in the order of the three lists below."""
+    cluster_purity: list[float]
+    """Of the samples of each cluster, the share of its commonest class."""
+    cluster_size: list[int]
+    """Samples of each cluster."""
+    cluster_class: list[Any]
+    """The commonest class of each cluster; of equally common ones the first in ``classes``."""
+
+
+def purities(labels_true: Sequence[Any] | np.ndarray, labels_pred: Sequence[int] | np.ndarray) -> Purities:
+    """Purity of every class and of every cluster. Weighted by size, the mean of either is the majority accuracy.
+
+    Samples without a label are left out, as in ``clustering_scores``.
+    """
+    table = _Table.of(labels_true, labels_pred)
+    commonest_K = _commonest(table.counts_CK)
+    won = commonest_K[table.pred] == table.true
+    class_size, cluster_size = np.bincount(table.true), np.bincount(table.pred)
+    return Purities(
+        classes=table.classes,
+        class_purity=(np.bincount(table.true, weights=won) / class_size).tolist(),
+        class_size=class_size.tolist(),
+        clusters=table.clusters.tolist(),
+        cluster_purity=(np.bincount(table.pred, weights=won) / cluster_size).tolist(),
+        cluster_size=cluster_size.tolist(),
+        cluster_class=[table.classes[c] for c in commonest_K.tolist()],
+    )
+
+
+def mapped_accuracy(
+    labels_known: np.ndarray, clusters_known: np.ndarray, labels_new: np.ndarray, clusters_new: np.ndarray
+) -> float:
+    """The share of new samples that are right when a cluster stands for its commonest class among the known ones.
+
+    Unlike the majority accuracy of the new samples themselves, having many clusters does not make it grow: a cluster
+    without a known sample is wrong. Labels are whole numbers from 0, the same in both.
+    """
+    n_clusters = int(max(clusters_known.max(), clusters_new.max())) + 1
+    n_classes = int(max(labels_known.max(), labels_new.max())) + 1
+    counts_CK = sparse.coo_array(
+        (np.ones(len(labels_known), np.int64), (labels_known, clusters_known)), shape=(n_classes, n_clusters)
+    ).tocsr()
+    filled_K = np.bincount(clusters_known, minlength=n_clusters) > 0
+    stands_for_K = np.where(filled_K, _commonest(counts_CK), -1)
+    return float((stands_for_K[clusters_new] == labels_new).mean())
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Classes against clusters, without the samples that have no label."""
+
+    true: np.ndarray
+    pred: np.ndarray
+    classes: list[Any]
+    clusters: np.ndarray
+    counts_CK: sparse.csr_array
+    n_unlabelled: int
+
+    @classmethod
+    def of(cls, labels_true: Sequence[Any] | np.ndarray, labels_pred: Sequence[int] | np.ndarray) -> _Table:
+        pred = np.asarray(labels_pred)
+        true, classes = label_codes(labels_true)
+        if true.shape != pred.shape or pred.ndim != 1:
+            raise InputError(f"There are {true.shape[0]} labels for {pred.shape[0]} samples; give one label for each.")
+        labelled = true >= 0
+        n = int(labelled.sum())
+        if n == 0:
+            raise InputError(f"None of the {pred.shape[0]} samples has a label; leave the labels out or fill them in.")
+        clusters, pred = np.unique(pred[labelled], return_inverse=True)
+        true = true[labelled]
+        counts_CK = sparse.coo_array((np.ones(n, np.int64), (true, pred))).tocsr()
+        counts_CK.sum_duplicates()
+        return cls(true, pred, classes, clusters, counts_CK, len(labelled) - n)
+
+
+def _commonest(counts_CK: sparse.csr_array) -> np.ndarray:
+    """The class with the most samples in each cluster, the first of equals; never dense."""
+    table = sparse.csc_array(counts_CK)
+    table.sort_indices()
+    columns = np.repeat(np.arange(_shape(counts_CK)[1]), np.diff(table.indptr))
+    # Sorted by cluster, then by count, the largest and of these the first class last, so that it is what stays.
+    order = np.lexsort((-table.indices, table.data, columns))
+    commonest_K = np.zeros(_shape(counts_CK)[1], dtype=np.int64)
+    commonest_K[columns[order]] = table.indices[order]
+    return commonest_K
 
 
 def label_codes(labels: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, list[Any]]:

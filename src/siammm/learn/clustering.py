@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from siammm.config import ClusteringConfig, ObjectiveConfig
-from siammm.learn import losses
+from siammm.learn import losses, peer_losses
 from siammm.mixture import em, merge, ranks, seeding, vmf
 from siammm.mixture.components import (
     Components,
@@ -31,6 +31,7 @@ from siammm.mixture.samples import Samples
 
 # A round of merging drops clusters that no image is nearest to; after so many steps with refilling there are few.
 _STEPS_BEFORE_MERGING = 2
+_ROWS_AT_ONCE = 65_536
 
 
 class Clustering:
@@ -94,7 +95,11 @@ class Clustering:
             self.components = replace(self.components, settings=self._concentration_settings(samples))
         for _ in range(self.settings.em_steps):
             self.components, log_likelihood = self._step(samples, self.components)
-        self.refill(*self._assigned(samples, self.components))
+        index_NH, weight_NH, _ = em.assignments(samples, self.components, self.assignment)
+        kappa_K = self._loss_concentrations(samples, index_NH[:, 0])
+        # Of all ranks: the images of a batch are not those of a rank's shard.
+        index_NH, weight_NH = (ranks.all_gather_rows(rows, samples.device) for rows in (index_NH, weight_NH))
+        self.refill(index_NH, weight_NH, kappa_K)
         return log_likelihood
 
     def merge(self, samples: Samples) -> None:
@@ -140,29 +145,44 @@ class Clustering:
 
     # -- the tables that the loss reads -------------------------------------------------------------------------------
 
-    def refill(self, index_NH: Tensor, weight_NH: Tensor) -> None:
-        """Put these assignments and the present components where the loss reads them."""
+    def refill(self, index_NH: Tensor, weight_NH: Tensor, kappa_K: Tensor) -> None:
+        """Put these assignments, concentrations and the present directions where the loss reads them."""
         assert self.components is not None
         k, h = self.n_components, index_NH.shape[1]
         self.index_NH.zero_()[:, :h] = index_NH
         self.weight_NH.zero_()[:, :h] = weight_NH  # fewer clusters than neighbours: the others weigh nothing
-        kappa_K = self.components.kappa_K
-        if self.objective.concentration == "constant":
-            kappa_K = torch.full_like(kappa_K, float(kappa_K.mean()))
-        if self.objective.concentration_scale != "literal":
-            kappa_K = losses.relative_concentrations(
-                kappa_K, weight_K=self.components.weight_K, scale=self.objective.concentration_scale
-            )
         self.mu_KD.zero_()[:k] = self.components.mu_KD.to(self.mu_KD)
         self.kappa_K.zero_()[:k] = kappa_K.to(self.kappa_K)
         if self.objective.normaliser:
             log_normaliser_K = vmf.log_normaliser(kappa_K, self.mu_KD.shape[1])
             self.log_normaliser_K.zero_()[:k] = log_normaliser_K.to(self.log_normaliser_K)
 
-    def _assigned(self, samples: Samples, components: VonMisesFisherComponents) -> tuple[Tensor, Tensor]:
-        """The clusters of every image, of all ranks: the images of a batch are not those of a rank's shard."""
-        index_NH, weight_NH, _ = em.assignments(samples, components, self.assignment)
-        return ranks.all_gather_rows(index_NH, samples.device), ranks.all_gather_rows(weight_NH, samples.device)
+    def _loss_concentrations(self, samples: Samples, cluster_N: Tensor) -> Tensor:
+        """The concentrations of the components, as the loss is to see them."""
+        assert self.components is not None
+        kappa_K = self.components.kappa_K
+        if self.objective.concentration == "proximity":
+            return self._proximity(samples, cluster_N)
+        if self.objective.concentration == "constant":
+            kappa_K = torch.full_like(kappa_K, float(kappa_K.mean()))
+        if self.objective.concentration_scale == "literal":
+            return kappa_K
+        scale, weight_K = self.objective.concentration_scale, self.components.weight_K
+        return losses.relative_concentrations(kappa_K, weight_K=weight_K, scale=scale)
+
+    def _proximity(self, samples: Samples, cluster_N: Tensor) -> Tensor:
+        """PCL's concentrations, from the distances of the images to the centroids of their clusters."""
+        assert self.components is not None
+        mu_KD = self.components.mu_KD.to(samples.device, samples.dtype)
+        sum_K, count_K = (torch.zeros(mu_KD.shape[0], dtype=samples.dtype, device=samples.device) for _ in range(2))
+        for start, x_ND in samples.chunks(_ROWS_AT_ONCE):
+            index_N = cluster_N[start : start + x_ND.shape[0]]
+            cosine_N = (x_ND * mu_KD[index_N]).sum(dim=1)
+            sum_K.index_add_(0, index_N, (2 - 2 * cosine_N).clamp_min(0).sqrt())
+            count_K.index_add_(0, index_N, torch.ones_like(cosine_N))
+        ranks.all_reduce_sum(sum_K, count_K)
+        temperature = self.objective.prototype_temperature
+        return peer_losses.proximity_concentrations(sum_K / count_K.clamp_min(1), count_K, temperature=temperature)
 
     # -- E and M steps ------------------------------------------------------------------------------------------------
 

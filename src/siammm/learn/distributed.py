@@ -115,6 +115,25 @@ def all_gather_batch(batch: Tensor) -> Tensor:
     return every.flatten(0, 1) if batch.ndim else every
 
 
+def sum_over_ranks(x: Tensor) -> Tensor:
+    """The sum of every rank's tensor; its gradient is that of all ranks' losses together."""
+    return x if world_size() == 1 else _SumOverRanks.apply(x)  # pyright: ignore[reportReturnType]
+
+
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+
+
 def broadcast_json(value: Any, device: torch.device | None = None) -> Any:
     """Rank 0's value on every rank; it must be something small that JSON can write. Others may pass anything.
 

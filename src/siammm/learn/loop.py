@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from siammm.config import TrainConfig, initial_clusters
+from siammm.config import TrainConfig, initial_clusters, uses_mixture
 from siammm.data import randomness
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source, open_source
@@ -143,15 +143,20 @@ class Training:
         self.network.train()
         rank, world = distributed.rank(), distributed.world_size()
         self.bank = Bank(n, config.network.embedding_dim, device, rank=rank, world_size=world)
-        self.clustering = Clustering(
-            _n_components(config, n),
-            n,
-            config.network.embedding_dim,
-            device,
-            objective=config.objective,
-            settings=config.clustering,
-            seed=seed,
-        )
+        # The first is what a run leaves; the others only train with it.
+        self.clusterings = [
+            Clustering(
+                k,
+                n,
+                config.network.embedding_dim,
+                device,
+                objective=config.objective,
+                settings=config.clustering,
+                seed=seed + number,
+            )
+            for number, k in enumerate(_n_components(config, n))
+        ]
+        self.clustering = self.clusterings[0]
         self.optimiser = build_optimiser(
             config.optimisation.optimiser,
             self.network,
@@ -160,7 +165,7 @@ class Training:
             momentum=config.optimisation.momentum,
             trust_coefficient=config.optimisation.trust_coefficient,
         )
-        self.step = Step(config, self.network, self.optimiser, self.loader, self.bank, self.clustering, device)
+        self.step = Step(config, self.network, self.optimiser, self.loader, self.bank, self.clusterings, device)
         self.epoch, self.step_in_epoch = 0, 0
         self.seconds = 0.0
         self.log_likelihood = math.nan
@@ -183,19 +188,20 @@ class Training:
             started = time.monotonic()
             if self._clusters_count and self.step_in_epoch == 0:
                 # E step: share the images among the centroids of the last epoch. M step: directions and concentrations.
-                self.log_likelihood = self.clustering.expectation_and_maximisation(self._samples())
+                self.log_likelihood, *_ = [c.expectation_and_maximisation(self._samples()) for c in self.clusterings]
             n_updates = self.steps_per_epoch - self.step_in_epoch
             self._updates(started)
             if self._clusters_count:
                 # Merge: join the centroids that are close, by Eq. 11 or by the test of merge="auto".
-                self.clustering.merge(self._samples())
+                for clustering in self.clusterings:
+                    clustering.merge(self._samples())
             self._end_of_epoch(time.monotonic() - started, n_updates)
         return self.finish()
 
     @property
     def _clusters_count(self) -> bool:
-        """Whether the clusters are part of this epoch."""
-        return self.config.objective.cluster_loss != "none" and self.epoch >= self.first_clustered
+        """Whether the mixture's clusters are part of this epoch."""
+        return uses_mixture(self.config.objective) and self.epoch >= self.first_clustered
 
     @property
     def first_clustered(self) -> int:
@@ -246,7 +252,7 @@ class Training:
     def _end_of_epoch(self, seconds: float, n_updates: int) -> None:
         """Measure, save, go on to the next; or stop, if the encoder has collapsed."""
         means = self.step.means()
-        if not self._clusters_count:
+        if not self._clusters_count and self.config.objective.cluster_loss != "swapped":
             del means["cluster_loss"]
         samples = self._samples()
         health = self._health(samples)
@@ -450,7 +456,8 @@ class Training:
         tensors = {
             **checkpoint.with_prefix("network", self.network.state_dict()),
             **checkpoint.with_prefix("optimiser", checkpoint.optimiser_tensors(self.optimiser)),
-            **checkpoint.with_prefix("clustering", self.clustering.as_tensors()),
+            **self._clustering_tensors(),
+            **({} if self.step.queue is None else {"queue": self.step.queue.view_2QD}),
             "bank/1": views[0],
             "bank/2": views[1],
             "totals": self.step.totals,
@@ -465,6 +472,15 @@ class Training:
         }
         checkpoint.save(self.run_folder.checkpoints, tensors, facts)
 
+    def _clustering_tensors(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for name, clustering in zip(self._clustering_names(), self.clusterings, strict=True):
+            tensors |= checkpoint.with_prefix(name, clustering.as_tensors())
+        return tensors
+
+    def _clustering_names(self) -> list[str]:
+        return ["clustering", *(f"clustering {number}" for number in range(2, len(self.clusterings) + 1))]
+
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Put back what ``save`` wrote."""
         changed = sorted(facts["set_aside"].keys() ^ self.loader.set_aside.reasons.keys())
@@ -475,7 +491,10 @@ class Training:
             )
         checkpoint.restore_module(self.network, checkpoint.grouped(tensors, "network"))
         checkpoint.restore_optimiser(self.optimiser, checkpoint.grouped(tensors, "optimiser"))
-        self.clustering.restore(checkpoint.grouped(tensors, "clustering"))
+        for name, clustering in zip(self._clustering_names(), self.clusterings, strict=True):
+            clustering.restore(checkpoint.grouped(tensors, name))
+        if self.step.queue is not None:
+            self.step.queue.view_2QD.copy_(tensors["queue"])
         for view, stored in zip(self.bank.view_2ND, (tensors["bank/1"], tensors["bank/2"]), strict=True):
             view[:-1].copy_(stored[self.bank.first : self.bank.last])
         self.step.totals.copy_(tensors["totals"])
@@ -493,14 +512,25 @@ def build_network(config: TrainConfig, image_size: int) -> SiameseNetwork:
     backbone = build_backbone(network.backbone, image_size=image_size, zero_init_residual=network.zero_init_residual)
     features = int(cast(Any, backbone).num_features)
     encoder = Encoder(
-        backbone, projector(features, network.hidden_dim, network.embedding_dim, network.projector_layers)
+        backbone,
+        projector(
+            features,
+            network.hidden_dim,
+            network.embedding_dim,
+            network.projector_layers,
+            last_norm=network.projector_norm,
+        ),
     )
+    head = None
+    if network.predictor_layers:
+        hidden = network.predictor_hidden_dim or network.hidden_dim
+        head = predictor(network.embedding_dim, hidden, network.predictor_layers, last_norm=network.predictor_norm)
+    objective = config.objective
     return SiameseNetwork(
         encoder,
-        predictor(
-            network.embedding_dim, network.hidden_dim, network.predictor_layers, last_norm=network.predictor_norm
-        ),
-        momentum=config.objective.instance_loss != "simsiam",
+        head,
+        momentum=network.momentum_encoder and objective.instance_loss != "simsiam",
+        n_prototypes=objective.n_prototypes if objective.cluster_loss == "swapped" else 0,
     )
 
 
@@ -547,13 +577,13 @@ def _batch_size(config: TrainConfig, n_images: int) -> int:
     return batch_size
 
 
-def _n_components(config: TrainConfig, n_images: int) -> int:
-    k = config.clustering.n_components
-    if k is None:
-        return initial_clusters(n_images)
-    if k < 1 or k > n_images:
-        raise InputError(f"--n-components is {k:,}, but it must be from 1 to the number of images, {n_images:,}.")
-    return k
+def _n_components(config: TrainConfig, n_images: int) -> list[int]:
+    """The clusters that each clustering starts from."""
+    first, more = config.clustering.n_components, config.clustering.more_components
+    for flag, k in [("--n-components", first), *(("--more-components", k) for k in more)]:
+        if k is not None and not 1 <= k <= n_images:
+            raise InputError(f"{flag} is {k:,}, but it must be from 1 to the number of images, {n_images:,}.")
+    return [initial_clusters(n_images) if first is None else first, *more]
 
 
 def _voters(labels_N: np.ndarray) -> int:

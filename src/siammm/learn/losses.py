@@ -20,14 +20,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from siammm.errors import InputError
+from siammm.learn.loss_inputs import (
+    check_numbers,
+    check_pair,
+    check_positive,
+    check_shape,
+    unit,
+    wide,
+    without_autocast,
+)
 
 __all__ = [
     "assignment_weights",
@@ -44,25 +51,8 @@ __all__ = [
 # Keys of all ranks from the keys of this one, and the number of the row at which this rank's own begin.
 Gather = Callable[[Tensor], tuple[Tensor, int]]
 
-# An embedding shorter than this has no direction.
-_SHORTEST = 1e-12
 
-_P = ParamSpec("_P")
-
-
-def _without_autocast(loss: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
-    """The same loss, in the precision of its tensors also where the caller's region would lower that of products."""
-
-    @wraps(loss)
-    def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
-        device = next((a.device.type for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), "cpu")
-        with torch.autocast(device, enabled=False):
-            return loss(*args, **kwargs)
-
-    return wrapped
-
-
-@_without_autocast
+@without_autocast
 def instance_distance(v_1: Tensor, v_2: Tensor) -> Tensor:
     """Distance of one view's predictions from the other view's embeddings, which stay fixed.
 
@@ -71,9 +61,9 @@ def instance_distance(v_1: Tensor, v_2: Tensor) -> Tensor:
     The paper leaves the distance D open. This is the cosine distance, 1 - cos, half the squared distance of the unit
     vectors: what SimSiam and BYOL use, up to a factor and a constant.
     """
-    _check_pair("v_1", v_1, "v_2", v_2)
-    v_1 = _unit(v_1)
-    return (1 - (v_1 * _unit(v_2.detach()).to(v_1.dtype)).sum(dim=1)).mean()
+    check_pair("v_1", v_1, "v_2", v_2)
+    v_1 = unit(v_1)
+    return (1 - (v_1 * unit(v_2.detach()).to(v_1.dtype)).sum(dim=1)).mean()
 
 
 def instance_loss(v_1: Tensor, v_2: Tensor, v_1m: Tensor, v_2m: Tensor) -> Tensor:
@@ -84,7 +74,7 @@ def instance_loss(v_1: Tensor, v_2: Tensor, v_1m: Tensor, v_2m: Tensor) -> Tenso
     return instance_distance(v_1, v_2m) + instance_distance(v_2, v_1m)
 
 
-@_without_autocast
+@without_autocast
 def contrastive_instance_loss(
     v_1: Tensor,
     v_2: Tensor,
@@ -103,14 +93,14 @@ def contrastive_instance_loss(
 
     Not in the paper, whose losses need no negatives; MoCo v3 is where its views and heads come from.
     """
-    _check_positive("temperature", temperature)
+    check_positive("temperature", temperature)
     return _contrast(v_1, v_2m, temperature, all_gather) + _contrast(v_2, v_1m, temperature, all_gather)
 
 
 def _contrast(v_ND: Tensor, key_ND: Tensor, temperature: float, all_gather: Gather | None) -> Tensor:
-    _check_pair("The predictions", v_ND, "the keys", key_ND)
-    v_ND, n = _unit(v_ND), v_ND.shape[0]
-    key_MD, first = _unit(key_ND.detach()).to(v_ND.dtype), 0
+    check_pair("The predictions", v_ND, "the keys", key_ND)
+    v_ND, n = unit(v_ND), v_ND.shape[0]
+    key_MD, first = unit(key_ND.detach()).to(v_ND.dtype), 0
     if all_gather is not None:
         key_MD, first = all_gather(key_MD)
     if first < 0 or first + n > key_MD.shape[0]:
@@ -123,7 +113,7 @@ def _contrast(v_ND: Tensor, key_ND: Tensor, temperature: float, all_gather: Gath
     return 2 * temperature * functional.cross_entropy(cosine_NM / temperature, positive_N)
 
 
-@_without_autocast
+@without_autocast
 def assignment_weights(similarity_NH: Tensor, temperature: float, log_size_NH: Tensor | None = None) -> Tensor:
     """How a sample is shared among its H nearest components.
 
@@ -131,19 +121,19 @@ def assignment_weights(similarity_NH: Tensor, temperature: float, log_size_NH: T
     of alpha, which is 1 if left out, as in the paper's experiments; returns (N, H) with rows that sum to 1. A size of 0
     (log -inf) gives a weight of 0; a row of nothing but these gives zeros, hence no loss in Eq. 9.
     """
-    _check_positive("temperature", temperature)
-    _check_shape("similarity_NH", similarity_NH, (None, None))
-    logit_NH = _wide(similarity_NH) / temperature
+    check_positive("temperature", temperature)
+    check_shape("similarity_NH", similarity_NH, (None, None))
+    logit_NH = wide(similarity_NH) / temperature
     if log_size_NH is None:
         return logit_NH.softmax(dim=1)
-    _check_shape("log_size_NH", log_size_NH, tuple(similarity_NH.shape))
+    check_shape("log_size_NH", log_size_NH, tuple(similarity_NH.shape))
     log_size_NH = log_size_NH.to(logit_NH.dtype)
     none_N1 = (log_size_NH == -math.inf).all(dim=1, keepdim=True)
     weight_NH = (logit_NH + log_size_NH.masked_fill(none_N1, 0.0)).softmax(dim=1)
     return weight_NH.masked_fill(none_N1, 0.0)
 
 
-@_without_autocast
+@without_autocast
 def soft_assignment_loss(
     v_ND: Tensor, mu_NHD: Tensor, kappa_NH: Tensor, weight_NH: Tensor, log_normaliser_NH: Tensor | None = None
 ) -> Tensor:
@@ -157,17 +147,17 @@ def soft_assignment_loss(
     gets no gradient. The paper leaves the density's normaliser out: ``log_normaliser_NH``, log c_d(kappa) of Eq. 4,
     puts it back. It cannot change a gradient at H = 1; above, it favours the concentrated components.
     """
-    n, d = _check_shape("v_ND", v_ND, (None, None))
-    h = _check_shape("weight_NH", weight_NH, (n, None))[1]
-    _check_shape("kappa_NH", kappa_NH, (n, h))
-    _check_shape("mu_NHD", mu_NHD, (n, h, d))
-    v_ND = _unit(v_ND)
+    n, d = check_shape("v_ND", v_ND, (None, None))
+    h = check_shape("weight_NH", weight_NH, (n, None))[1]
+    check_shape("kappa_NH", kappa_NH, (n, h))
+    check_shape("mu_NHD", mu_NHD, (n, h, d))
+    v_ND = unit(v_ND)
     mu_NHD, kappa_NH, weight_NH = (fixed.detach().to(v_ND.dtype) for fixed in (mu_NHD, kappa_NH, weight_NH))
     assigned_N = (weight_NH != 0).any(dim=1)
     # log 0 is -inf, which adds nothing; but a row of these alone has no derivative, so it gets a value to be discarded.
     log_weight_NH = weight_NH.log().masked_fill(~assigned_N[:, None], 0.0)
     if log_normaliser_NH is not None:
-        _check_shape("log_normaliser_NH", log_normaliser_NH, (n, h))
+        check_shape("log_normaliser_NH", log_normaliser_NH, (n, h))
         log_weight_NH = log_weight_NH + log_normaliser_NH.detach().to(v_ND.dtype)
     # A product and a sum in place of a matrix product: as fast for this shape, and TF32 does not round it.
     cosine_NH = (mu_NHD * v_ND[:, None]).sum(dim=2)
@@ -175,7 +165,7 @@ def soft_assignment_loss(
     return torch.where(assigned_N, loss_N, 0.0).mean()
 
 
-@_without_autocast
+@without_autocast
 def negative_centroids_loss(
     v_ND: Tensor, mu_KD: Tensor, kappa_K: Tensor, positive_N: Tensor, negative_index: Tensor | None = None
 ) -> Tensor:
@@ -189,21 +179,21 @@ def negative_centroids_loss(
     components are negatives. The scores are N x K or N x M, 1.6 GB for a batch of 4,096 against 100,000, and three
     times that with the gradient.
     """
-    n, d = _check_shape("v_ND", v_ND, (None, None))
-    k = _check_shape("mu_KD", mu_KD, (None, d))[0]
-    _check_shape("kappa_K", kappa_K, (k,))
-    _check_numbers("positive_N", positive_N, (n,))
-    v_ND = _unit(v_ND)
+    n, d = check_shape("v_ND", v_ND, (None, None))
+    k = check_shape("mu_KD", mu_KD, (None, d))[0]
+    check_shape("kappa_K", kappa_K, (k,))
+    check_numbers("positive_N", positive_N, (n,))
+    v_ND = unit(v_ND)
     scaled_KD = mu_KD.detach().to(v_ND.dtype) * kappa_K.detach().to(v_ND.dtype)[:, None]
     if negative_index is None:
         return functional.cross_entropy(v_ND @ scaled_KD.T, positive_N)
-    _check_numbers("negative_index", negative_index, (None,))
+    check_numbers("negative_index", negative_index, (None,))
     positive_score_N = (v_ND * scaled_KD[positive_N]).sum(dim=1)
     own_NM = positive_N[:, None] == negative_index
     return _positive_against_rest(positive_score_N, v_ND @ scaled_KD[negative_index].T, own_NM)
 
 
-@_without_autocast
+@without_autocast
 def negative_samples_loss(
     v_ND: Tensor,
     cluster_N: Tensor,
@@ -221,16 +211,16 @@ def negative_samples_loss(
     gradient. mu and kappa carry no gradient; the negatives do if they have one, which the paper leaves open: give
     momentum embeddings or a bank to hold them fixed, the batch's own predictions to push them away as well.
     """
-    n, d = _check_shape("v_ND", v_ND, (None, None))
-    _check_numbers("cluster_N", cluster_N, (n,))
-    _check_shape("mu_ND", mu_ND, (n, d))
-    _check_shape("kappa_N", kappa_N, (n,))
-    m = _check_shape("negatives_MD", negatives_MD, (None, d), least=0)[0]
-    _check_numbers("negative_cluster_M", negative_cluster_M, (m,))
-    v_ND = _unit(v_ND)
+    n, d = check_shape("v_ND", v_ND, (None, None))
+    check_numbers("cluster_N", cluster_N, (n,))
+    check_shape("mu_ND", mu_ND, (n, d))
+    check_shape("kappa_N", kappa_N, (n,))
+    m = check_shape("negatives_MD", negatives_MD, (None, d), least=0)[0]
+    check_numbers("negative_cluster_M", negative_cluster_M, (m,))
+    v_ND = unit(v_ND)
     mu_ND, kappa_N = mu_ND.detach().to(v_ND.dtype), kappa_N.detach().to(v_ND.dtype)
     scaled_ND = mu_ND * kappa_N[:, None]
-    negative_NM = scaled_ND @ _unit(negatives_MD).to(v_ND.dtype).T
+    negative_NM = scaled_ND @ unit(negatives_MD).to(v_ND.dtype).T
     same_NM = cluster_N[:, None] == negative_cluster_M
     return _positive_against_rest((scaled_ND * v_ND).sum(dim=1), negative_NM, same_NM)
 
@@ -258,15 +248,15 @@ def relative_concentrations(
     quantiles. Without it all components count alike. If all are 0, all become ``scale``. Meant for once an epoch: it
     looks at the values, on the CPU.
     """
-    _check_positive("scale", scale)
+    check_positive("scale", scale)
     low, high = quantiles
     if not 0 <= low <= high <= 1:
         raise InputError(f"quantiles is {quantiles!r}, but it must be two numbers between 0 and 1, the lower first.")
-    k = _check_shape("kappa_K", kappa_K, (None,))[0]
+    k = check_shape("kappa_K", kappa_K, (None,))[0]
     kappa = kappa_K.detach().to("cpu", torch.float64)
     weight = torch.ones_like(kappa)
     if weight_K is not None:
-        _check_shape("weight_K", weight_K, (k,))
+        check_shape("weight_K", weight_K, (k,))
         weight = weight_K.detach().to("cpu", torch.float64)
         if not bool((weight.isfinite() & (weight >= 0)).all()) or not float(weight.sum()) > 0:
             raise InputError(
@@ -293,57 +283,3 @@ def final_loss(cluster: Tensor, instance: Tensor, cluster_weight: float | Tensor
     it up; 0 switches the clusters off, as before the first clustering.
     """
     return instance + cluster_weight * cluster
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In float32 at least."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def _unit(v_ND: Tensor) -> Tensor:
-    """Rows of unit length, in float32 at least.
-
-    A row of zeros stays one and gets no gradient, where dividing by a smallest length would give it one of 1e12. The
-    mask is multiplied, so that a NaN remains a NaN for the caller's guard to find.
-    """
-    v_ND = _wide(v_ND)
-    length_N1 = torch.linalg.vector_norm(v_ND, dim=1, keepdim=True)
-    return v_ND / length_N1.clamp_min(_SHORTEST) * (length_N1 > _SHORTEST)
-
-
-def _check_pair(name_1: str, v_1: Tensor, name_2: str, v_2: Tensor) -> None:
-    _check_shape(name_1, v_1, (None, None))
-    if v_1.shape != v_2.shape:
-        raise InputError(
-            f"{name_1} has the shape {tuple(v_1.shape)}, but {name_2} {tuple(v_2.shape)}; "
-            "give embeddings of two views of the same samples."
-        )
-    _check_shape(name_2, v_2, (None, None))
-
-
-def _check_shape(name: str, x: Tensor, shape: tuple[int | None, ...], *, least: int = 1) -> tuple[int, ...]:
-    """Refuse what has another shape, is empty, or is not of floating type; None stands for any length."""
-    if not x.is_floating_point():
-        raise InputError(f"{name} holds {x.dtype}, but it must hold floating-point numbers; convert it first.")
-    return _check_lengths(name, x, shape, least=least)
-
-
-def _check_numbers(name: str, x: Tensor, shape: tuple[int | None, ...]) -> None:
-    """Refuse what are not numbers of components, int64, one for each."""
-    if x.dtype != torch.int64:
-        raise InputError(f"{name} holds {x.dtype}, but it must hold int64 numbers of components; convert it first.")
-    _check_lengths(name, x, shape, least=0)
-
-
-def _check_lengths(name: str, x: Tensor, shape: tuple[int | None, ...], *, least: int) -> tuple[int, ...]:
-    if x.ndim != len(shape) or any(want not in (None, got) for got, want in zip(x.shape, shape, strict=True)):
-        wanted = ", ".join("any" if want is None else str(want) for want in shape)
-        raise InputError(f"{name} has the shape {tuple(x.shape)}, but it must be ({wanted}); see the shapes it needs.")
-    if min(x.shape, default=0) < least:
-        raise InputError(f"{name} has the shape {tuple(x.shape)}, but every length must be at least {least}.")
-    return tuple(x.shape)
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise InputError(f"{name} is {value!r}, but it must be a number above 0.")

@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from siammm.errors import InputError
@@ -238,6 +239,19 @@ class Encoder(nn.Module):
         return _at_least_single(self.projector(self.backbone(x)))
 
 
+class Predictions(NamedTuple):
+    """What the online encoder makes of two views."""
+
+    v_1: Tensor
+    v_2: Tensor
+    """Predictions, with gradients."""
+    z_1: Tensor
+    z_2: Tensor
+    """Projections, without."""
+    scores: tuple[Tensor, Tensor] | None
+    """Cosines of the predictions with the prototypes, where there are any, with gradients."""
+
+
 class SiameseNetwork(nn.Module):
     """The online encoder with its predictor, and the momentum encoder that follows it.
 
@@ -245,19 +259,38 @@ class SiameseNetwork(nn.Module):
     alone; the statistics of its BatchNorm layers are those of its own activations, without which it evaluates badly.
 
     With ``momentum=False`` (SimSiam) there is none, and the targets are the online encoder's own projections; with
-    ``predictor=None`` predictions are projections.
+    ``predictor=None`` predictions are projections. ``n_prototypes`` directions are learnt beside the encoder if that is
+    above 0 (SwAV).
     """
 
-    def __init__(self, encoder: Encoder, predictor: nn.Module | None = None, *, momentum: bool = True) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        predictor: nn.Module | None = None,
+        *,
+        momentum: bool = True,
+        n_prototypes: int = 0,
+    ) -> None:
         super().__init__()
         self.encoder = encoder
         self.predictor = predictor
+        self.prototypes = nn.Linear(encoder.embedding_dim, n_prototypes, bias=False) if n_prototypes else None
         self.momentum_encoder = copy.deepcopy(encoder).requires_grad_(False) if momentum else None
 
-    def forward(self, x_1: Tensor, x_2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Predictions and projections of two views: v_1, v_2 with gradients, and z_1, z_2 without."""
+    def forward(self, x_1: Tensor, x_2: Tensor, noise: tuple[Tensor, Tensor] | None = None) -> Predictions:
+        """Predictions and projections of two views; ``noise`` is added to what the predictor reads of each (ProPos)."""
         z_1, z_2 = self.encoder(x_1), self.encoder(x_2)
-        return self._predicted(z_1), self._predicted(z_2), z_1.detach(), z_2.detach()
+        noise_1, noise_2 = noise or (None, None)
+        v_1, v_2 = self._predicted(z_1, noise_1), self._predicted(z_2, noise_2)
+        scores = None if self.prototypes is None else (self.scored(v_1), self.scored(v_2))
+        return Predictions(v_1, v_2, z_1.detach(), z_2.detach(), scores)
+
+    def scored(self, v: Tensor) -> Tensor:
+        """Cosines (N, K) of embeddings with the prototypes."""
+        assert self.prototypes is not None
+        # In single precision: codes divide the scores by .05, and their rounding with them.
+        with torch.autocast(v.device.type, enabled=False):
+            return functional.normalize(v.float(), dim=1) @ functional.normalize(self.prototypes.weight, dim=1).T
 
     @torch.no_grad()
     def targets(self, x_1: Tensor, x_2: Tensor, z_1: Tensor, z_2: Tensor) -> tuple[Tensor, Tensor]:
@@ -287,7 +320,8 @@ class SiameseNetwork(nn.Module):
         _torch._foreach_mul_(moves, (1 - momentum).to(followers[0]))
         _torch._foreach_add_(followers, moves)
 
-    def _predicted(self, z: Tensor) -> Tensor:
+    def _predicted(self, z: Tensor, noise: Tensor | None) -> Tensor:
+        z = z if noise is None else z + noise
         return z if self.predictor is None else _at_least_single(self.predictor(z))
 
 

@@ -1,19 +1,23 @@
 """The loss of a batch, put together from ``losses.py`` as the settings say: every variant of the paper is one switch.
 
-Legend:  B images of a batch, H neighbours, D dimensions; v predictions, v_m targets.
+Legend:  B images of a batch, H neighbours, D dimensions, K clusters or prototypes, Q rows of a queue; v predictions,
+v_m targets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from siammm.config import ObjectiveConfig
-from siammm.learn import losses
+from siammm.config import ObjectiveConfig, uses_mixture
+from siammm.learn import losses, peer_losses
 from siammm.learn.clustering import Clustering
-from siammm.learn.distributed import all_gather_batch, rank
+from siammm.learn.distributed import all_gather_batch, rank, sum_over_ranks, world_size
+from siammm.learn.losses import Gather
+from siammm.learn.networks import Predictions
 
 
 @dataclass(frozen=True)
@@ -25,28 +29,51 @@ class BatchLoss:
     cluster: Tensor
 
 
+@dataclass(frozen=True)
+class Company:
+    """What a batch is compared with besides itself: earlier embeddings, of view 1 and of view 2."""
+
+    view_2QD: Tensor
+    scores: tuple[Tensor, Tensor] | None = None
+    """Their cosines with the prototypes (Q, K), where there are prototypes."""
+    counts: Tensor | None = None
+    """With prototypes: 1 where the queue is in use already, else 0; no dimensions."""
+
+
 def batch_loss(
     config: ObjectiveConfig,
-    v_BD: tuple[Tensor, Tensor],
+    predictions: Predictions,
     target_BD: tuple[Tensor, Tensor],
     position_B: Tensor,
-    clustering: Clustering,
+    clusterings: Sequence[Clustering],
     *,
     clustered: bool,
-    negative_index: Tensor | None = None,
+    negatives: Sequence[Tensor | None] | None = None,
+    company: Company | None = None,
 ) -> BatchLoss:
-    """Eq. 13 for one batch. ``clustered``: whether the clusters count yet."""
+    """Eq. 13 for one batch; with several clusterings, their mean is the cluster loss.
+
+    ``clustered``: whether the mixture's clusters count yet. ``negatives``: for each clustering, the centroids that
+    nce-centroids contrasts with, None for all.
+    """
+    v_BD = (predictions.v_1.float(), predictions.v_2.float())
     nothing = v_BD[0].new_zeros((), dtype=torch.float32)
-    instance = nothing
+    instance = cluster = nothing
     if config.instance_loss in ("cosine", "simsiam"):
         instance = losses.instance_loss(*v_BD, *target_BD)
     elif config.instance_loss == "contrastive":
         instance = losses.contrastive_instance_loss(
-            *v_BD, *target_BD, temperature=config.contrastive_temperature, all_gather=_all_keys
+            *v_BD, *target_BD, temperature=config.contrastive_temperature, all_gather=_keys(company)
         )
-    cluster = nothing
-    if clustered and config.cluster_loss != "none":
-        cluster = _cluster_loss(config, v_BD, target_BD, position_B, clustering, negative_index)
+    if config.cluster_loss == "swapped":
+        assert predictions.scores is not None, "swapped prediction needs prototypes"
+        cluster = _swapped(config, predictions.scores, company)
+    elif clustered and uses_mixture(config):
+        parts = [
+            _cluster_loss(config, v_BD, target_BD, position_B, clustering, drawn)
+            for clustering, drawn in zip(clusterings, negatives or [None] * len(clusterings), strict=True)
+        ]
+        cluster = torch.stack(parts).mean()
     return BatchLoss(losses.final_loss(cluster, instance, config.cluster_weight), instance, cluster)
 
 
@@ -73,20 +100,55 @@ def _cluster_loss(
     if config.cluster_loss == "nce-centroids":
         k = clustering.n_components
         mu_KD, kappa_K = clustering.mu_KD[:k], clustering.kappa_K[:k]
-        return sum(
-            (losses.negative_centroids_loss(v, mu_KD, kappa_K, positive_B, negative_index) for v in v_BD),
-            start=v_BD[0].new_zeros(()),
+        return _of_both(losses.negative_centroids_loss(v, mu_KD, kappa_K, positive_B, negative_index) for v in v_BD)
+    crossed = list(zip(v_BD, reversed(target_BD), strict=True))
+    if config.cluster_loss == "scattering":
+        k, tau = clustering.mu_KD.shape[0], config.prototype_temperature
+        return _of_both(
+            peer_losses.prototype_scattering_loss(v, other, positive_B, k, tau, sum_over_ranks=sum_over_ranks)
+            for v, other in crossed
         )
     mu_BD, kappa_B = clustering.mu_KD[positive_B], clustering.kappa_K[positive_B]
     cluster_M = all_gather_batch(positive_B)
-    return sum(
-        (
-            losses.negative_samples_loss(v, positive_B, mu_BD, kappa_B, all_gather_batch(other), cluster_M)
-            for v, other in zip(v_BD, reversed(target_BD), strict=True)
-        ),
-        start=v_BD[0].new_zeros(()),
+    return _of_both(
+        losses.negative_samples_loss(v, positive_B, mu_BD, kappa_B, all_gather_batch(other), cluster_M)
+        for v, other in crossed
     )
 
 
-def _all_keys(keys: Tensor) -> tuple[Tensor, int]:
-    return all_gather_batch(keys), rank() * keys.shape[0]
+def _of_both(parts: Iterable[Tensor]) -> Tensor:
+    first, second = parts
+    return first + second
+
+
+def _swapped(config: ObjectiveConfig, scores: tuple[Tensor, Tensor], company: Company | None) -> Tensor:
+    """SwAV's loss; the queue takes part in the balance of the codes, and is then done with."""
+    codes: list[Tensor] = []
+    for view, score_BK in enumerate(scores):
+        all_scores, weight = score_BK.detach(), None
+        if company is not None:
+            assert company.scores is not None
+            assert company.counts is not None
+            queue_QK = company.scores[view]
+            all_scores = torch.cat([all_scores, queue_QK.detach()])
+            # Every rank has the same queue, which is to count once.
+            weight = torch.cat(
+                [score_BK.new_ones(score_BK.shape[0]), company.counts.expand(queue_QK.shape[0]) / world_size()]
+            )
+        code = peer_losses.balanced_codes(all_scores, weight_B=weight, sum_over_ranks=sum_over_ranks)
+        codes.append(code[: score_BK.shape[0]])
+    return peer_losses.swapped_prediction_loss(*scores, *codes, temperature=config.prototype_temperature)
+
+
+def _keys(company: Company | None) -> Gather:
+    """The keys of all ranks, and behind them the queue; asked for those of view 2 first, then for those of view 1."""
+    queues = iter(() if company is None else (company.view_2QD[1], company.view_2QD[0]))
+
+    def gathered(keys: Tensor) -> tuple[Tensor, int]:
+        everybody = all_gather_batch(keys)
+        queue_QD = next(queues, None)
+        if queue_QD is not None:
+            everybody = torch.cat([everybody, queue_QD.to(everybody)])
+        return everybody, rank() * keys.shape[0]
+
+    return gathered

@@ -10,7 +10,7 @@ Legend:  B images of a batch, D dimensions.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,13 +18,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from siammm.config import TrainConfig
+from siammm.data import randomness
 from siammm.data.loader import Batch, Loader
 from siammm.learn.bank import Bank
 from siammm.learn.clustering import Clustering
 from siammm.learn.distributed import all_gather_batch, world_size
 from siammm.learn.guard import CollapseError
 from siammm.learn.networks import SiameseNetwork
-from siammm.learn.objective import batch_loss
+from siammm.learn.objective import Company, batch_loss
+from siammm.learn.queue import Queue
 
 # The operations on whole lists of tensors have no types.
 _torch = cast(Any, torch)
@@ -44,11 +46,18 @@ class Step:
         optimiser: torch.optim.Optimizer,
         loader: Loader,
         bank: Bank,
-        clustering: Clustering,
+        clusterings: Sequence[Clustering],
         device: torch.device,
     ) -> None:
         self.config, self.network, self.optimiser = config, network, optimiser
-        self.loader, self.bank, self.clustering, self.device = loader, bank, clustering, device
+        self.loader, self.bank, self.clusterings, self.device = loader, bank, clusterings, device
+        objective = config.objective
+        self.queue: Queue | None = None
+        if objective.queue_size:
+            self.queue = Queue(
+                objective.queue_size, network.encoder.embedding_dim, device, seed=config.run.random_state
+            )
+        self._queue_from = int(objective.queue_after * config.optimisation.epochs)
         self._epoch = torch.zeros((), dtype=torch.int64, device=device)
         self._rate = torch.zeros((), device=device)
         self._momentum = torch.zeros((), dtype=_widest(device), device=device)
@@ -69,10 +78,12 @@ class Step:
                 if part is not None:
                     part.compile(dynamic=False)
         self._online: Any = _parallel(network, device)
-        # The graph of a step depends on whether clusters count yet; contrasting with a changing K cannot be captured.
-        self._captures = (
-            device.type == "cuda" and world_size() == 1 and config.objective.cluster_loss != "nce-centroids"
+        # The graph of a step depends on whether clusters count yet. Contrasting with a changing K, or with centroids
+        # that are drawn for each step, cannot be captured.
+        changing = objective.cluster_loss == "nce-centroids" and (
+            config.clustering.merge != "none" or max(c.n_start for c in clusterings) > objective.n_negatives
         )
+        self._captures = device.type == "cuda" and world_size() == 1 and not changing
         self._graphs: dict[bool, tuple[torch.cuda.CUDAGraph, Batch]] = {}
         self._warm: dict[bool, int] = {}
 
@@ -120,7 +131,7 @@ class Step:
 
     # -- the update ---------------------------------------------------------------------------------------------------
 
-    def _update(self, batch: Batch, clustered: bool, negative_index: Tensor | None = None) -> None:
+    def _update(self, batch: Batch, clustered: bool, negatives: Sequence[Tensor | None] | None = None) -> None:
         parts = self.config.optimisation.accumulate
         self.optimiser.zero_grad(set_to_none=False)
         sums = torch.zeros_like(self.totals[:3])
@@ -129,29 +140,58 @@ class Step:
             if self.device.type == "cuda":
                 x_1, x_2 = (x.to(memory_format=torch.channels_last) for x in (x_1, x_2))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-                v_1, v_2, z_1, z_2 = self._online(x_1, x_2)
-                target_1, target_2 = self.network.targets(x_1, x_2, z_1, z_2)
+                predictions = self._online(x_1, x_2, self._noise(part.position_B))
+                target_1, target_2 = self.network.targets(x_1, x_2, predictions.z_1, predictions.z_2)
             loss = batch_loss(
                 self.config.objective,
-                (v_1.float(), v_2.float()),
+                predictions,
                 (target_1.float(), target_2.float()),
                 part.position_B,
-                self.clustering,
+                self.clusterings,
                 clustered=clustered,
-                negative_index=negative_index,
+                negatives=negatives,
+                company=self._company(),
             )
             (loss.total / parts).backward()
-            self._remember(part.position_B, target_1, target_2)
+            self._remember(part.position_B, target_1, target_2, queued=True)
             sums += torch.stack([loss.total, loss.instance, loss.cluster]).detach().to(sums) / parts
         self._apply(sums)
 
-    def _remember(self, position_B: Tensor, target_1: Tensor, target_2: Tensor) -> None:
-        gathered = (all_gather_batch(rows) for rows in (position_B, target_1.float(), target_2.float()))
-        self.bank.update(*gathered)
+    def _remember(self, position_B: Tensor, target_1: Tensor, target_2: Tensor, *, queued: bool = False) -> None:
+        position_B, target_1, target_2 = (
+            all_gather_batch(rows) for rows in (position_B, target_1.float(), target_2.float())
+        )
+        self.bank.update(position_B, target_1, target_2)
+        if queued and self.queue is not None:
+            self.queue.push(target_1, target_2)
+
+    @torch.no_grad()
+    def _company(self) -> Company | None:
+        """The queue, as the loss wants it."""
+        if self.queue is None:
+            return None
+        if self.network.prototypes is None:
+            return Company(self.queue.view_2QD)
+        first, second = (self.network.scored(rows) for rows in self.queue.view_2QD)
+        return Company(self.queue.view_2QD, (first, second), (self._epoch >= self._queue_from).float())
+
+    def _noise(self, position_B: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Normal numbers for what the predictor reads of each view; like the views, by seed, epoch and image."""
+        deviation, dim = self.config.network.predictor_noise, self.network.encoder.embedding_dim
+        if not deviation:
+            return None
+        first, second = (
+            randomness.normals(self.config.run.random_state, self._epoch, position_B, stream, dim) * deviation
+            for stream in randomness.NOISE_STREAMS
+        )
+        return first, second
 
     @torch.no_grad()
     def _apply(self, sums: Tensor) -> None:
         """Change the weights, unless something is not finite."""
+        if self.network.prototypes is not None and self.network.prototypes.weight.grad is not None:
+            # The encoder finds its feet first: prototypes stand still for an epoch, as in SwAV.
+            self.network.prototypes.weight.grad.mul_(self._epoch >= 1)
         gradients = [p.grad for group in self.optimiser.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack(_torch._foreach_norm(gradients)))
         failed = (~torch.isfinite(norm + sums[0])).to(self._failed)
@@ -165,13 +205,16 @@ class Step:
         self.network.update_momentum(torch.where(self._failed > 0, torch.ones_like(self._momentum), self._momentum))
         self.totals += torch.cat([sums, norm.to(sums)[None], torch.ones_like(sums[:1])])
 
-    def _negatives(self, number: int) -> Tensor | None:
-        """The centroids to contrast with in this step, where they are drawn."""
-        wanted, k = self.config.objective.n_negatives, self.clustering.n_components
-        if self.config.objective.cluster_loss != "nce-centroids" or k <= wanted:
+    def _negatives(self, number: int) -> list[Tensor | None] | None:
+        """The centroids of each clustering to contrast with in this step, where they are drawn."""
+        if self.config.objective.cluster_loss != "nce-centroids":
             return None
+        wanted = self.config.objective.n_negatives
         generator = torch.Generator().manual_seed(self.config.run.random_state * 1_000_003 + number)
-        return torch.randint(k, (wanted,), generator=generator).to(self.device)
+        return [
+            torch.randint(k, (wanted,), generator=generator).to(self.device) if k > wanted else None
+            for k in (clustering.n_components for clustering in self.clusterings)
+        ]
 
     # -- capture ------------------------------------------------------------------------------------------------------
 

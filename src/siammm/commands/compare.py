@@ -1,0 +1,84 @@
+"""``siammm compare``: evaluations in; one table with the best of each figure marked out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from siammm.commands.evaluate import figure_text
+from siammm.config import CompareConfig
+from siammm.errors import InputError
+from siammm.evaluate.evaluation import Comparison, Row, read_evaluation
+from siammm.evaluate.evaluation import compare as compared
+from siammm.learn.run import write_whole
+
+
+def compare(config: CompareConfig) -> None:
+    """Run the command."""
+    if len(config.evaluations) < 2:
+        raise InputError(
+            f"There {'is 1 evaluation' if config.evaluations else 'are no evaluations'} to compare; give two or more."
+        )
+    if config.output is not None and config.output.exists() and not (config.output.is_file() and config.overwrite):
+        raise InputError(f"The output {config.output} exists; choose another --output, or add --overwrite.")
+    comparison = compared([read_evaluation(path) for path in config.evaluations])
+    if not comparison.rows:
+        raise InputError("The evaluations hold no figures; evaluate again.")
+    console = Console(highlight=False)
+    console.print(_table(comparison))
+    for warning in comparison.warnings:
+        console.print(escape(warning), style="yellow")
+    if config.output is not None:
+        _write(config.output, markdown(comparison))
+        console.print(f"Written to [bold]{escape(str(config.output))}[/].")
+
+
+def _table(comparison: Comparison) -> Table:
+    table = Table(title="The best of each figure is marked with *", title_justify="left")
+    table.add_column("protocol")
+    table.add_column("figure")
+    for name in comparison.names:
+        table.add_column(escape(name), justify="right", overflow="fold")
+    last = None
+    for row in comparison.rows:
+        if last not in (None, row.protocol):
+            table.add_section()
+        cells = [f"[bold green]{text} *[/]" if best else text for text, best in zip(_texts(row), row.best, strict=True)]
+        table.add_row("" if row.protocol == last else row.protocol, escape(row.name), *cells)
+        last = row.protocol
+    return table
+
+
+def markdown(comparison: Comparison) -> str:
+    """The same table in Markdown, with the best in bold and the warnings below."""
+    lines = [
+        "| protocol | figure | " + " | ".join(_cell(name) for name in comparison.names) + " |",
+        "|---|---|" + "---:|" * len(comparison.names),
+    ]
+    for row in comparison.rows:
+        cells = [f"**{text}**" if best else text for text, best in zip(_texts(row), row.best, strict=True)]
+        lines.append("| " + " | ".join([row.protocol, _cell(row.name), *cells]) + " |")
+    text = "\n".join(lines) + "\n"
+    if comparison.warnings:
+        text += "\n" + "\n".join(f"- {_cell(warning)}" for warning in comparison.warnings) + "\n"
+    return text
+
+
+def _texts(row: Row) -> list[str]:
+    return ["" if figure is None else figure_text(figure, counts=row.neutral) for figure in row.figures]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"The output {path} cannot be written ({reason}); choose another --output.") from error

@@ -1,0 +1,90 @@
+"""Which images an encoder is measured with: some that teach a probe, others that test it, and how the two are related.
+
+Legend:  N images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from siammm.data.decode import BadImage
+from siammm.data.source import Source
+from siammm.errors import InputError
+
+HELD_OUT = 10
+"""One image of so many is held out where there is no test set."""
+
+# Sets of more images than this are not compared image by image: it would take another pass over all files.
+_COMPARED = 200_000
+
+
+def held_out(labels_N: np.ndarray, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the images that teach and of those that test: every tenth, evenly over the classes, by a seeded draw.
+
+    Both are in the order of the source. Every class that has two images or more keeps one to teach.
+    """
+    n = len(labels_N)
+    if n < 2 * HELD_OUT:
+        raise InputError(
+            f"There are {n} images, but {2 * HELD_OUT} or more are needed to hold a tenth out; give a --test set."
+        )
+    drawn = np.random.default_rng(seed).permutation(n)
+    # A class after the other, in random order within each: every tenth place falls evenly on all.
+    order = drawn[np.argsort(labels_N[drawn], kind="stable")]
+    places = np.arange(n) % HELD_OUT == HELD_OUT // 2
+    tests = np.zeros(n, dtype=bool)
+    tests[order[places]] = True
+    # A class of one image that was to test would be unknown to what is taught.
+    taught = np.isin(labels_N, labels_N[~tests])
+    tests &= taught
+    return np.flatnonzero(~tests), np.flatnonzero(tests)
+
+
+def aligned_labels(
+    train_labels: np.ndarray,
+    train_names: Sequence[Any] | None,
+    test_labels: np.ndarray,
+    test_names: Sequence[Any] | None,
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Labels of two sets as whole numbers from 0 that mean the same in both, and what they are called.
+
+    Where both sets name their classes the names decide, since two sets may number them differently; otherwise the
+    numbers do.
+    """
+    named = train_names is not None and test_names is not None
+    train, test = (
+        np.array([str(names[code]) for code in range(len(names))], dtype=object)[labels]
+        if named and names is not None
+        else labels
+        for labels, names in ((train_labels, train_names), (test_labels, test_names))
+    )
+    classes, codes = np.unique(train, return_inverse=True)
+    found = {value: number for number, value in enumerate(classes.tolist())}
+    unknown = sorted({str(value) for value in test.tolist() if value not in found})
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise InputError(
+            f"The test set has the class {unknown[0]!r}{more} that the training set has not; give sets of the same "
+            "classes."
+        )
+    names = [str(train_names[value]) if train_names is not None and not named else str(value) for value in classes]
+    return codes.astype(np.int64), np.array([found[value] for value in test.tolist()], dtype=np.int64), names
+
+
+def n_shared(first: Source, second: Source) -> int | None:
+    """How many images of the second set are also in the first, byte for byte; None where the sets are too large."""
+    if len(first) + len(second) > _COMPARED:
+        return None
+    known = {digest for i in range(len(first)) if (digest := _digest(first, i)) is not None}
+    return sum(_digest(second, i) in known for i in range(len(second)))
+
+
+def _digest(source: Source, i: int) -> bytes | None:
+    try:
+        return hashlib.sha256(source.content(i)).digest()
+    except BadImage:
+        return None

@@ -1,0 +1,294 @@
+"""The paper's linear protocol: it learns, it leaves the backbone alone, and it comes out where the quick probe does."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from tests.data.image_sets import example_images
+from torch import Tensor, nn
+
+from siammm.data.array_source import ArraySource, DigitsSource
+from siammm.data.loader import open_loader
+from siammm.data.sources import open_source
+from siammm.data.subset import SourceSubset
+from siammm.errors import InputError
+from siammm.evaluate import probe, supervised
+from siammm.evaluate.linear import linear_scores
+from siammm.evaluate.probe import LINEAR, PLACES205, LinearSettings, linear_probe
+from siammm.evaluate.supervised import LabelledImages, Schedule, crop_view, linear_head
+from siammm.learn.networks import build_backbone
+
+CPU = torch.device("cpu")
+HALF: Any = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+QUICK = LinearSettings(epochs=2, batch_size=16, learning_rate=1.0)
+
+
+class Means(nn.Module):
+    """The mean of each channel, after a BatchNorm layer with statistics of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+        with torch.no_grad():
+            assert self.norm.running_mean is not None
+            self.norm.running_mean.fill_(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x).mean(dim=(2, 3))
+
+
+def coloured(n: int = 48, n_classes: int = 4, seed: int = 0) -> ArraySource:
+    given = example_images(n, size=(8, 8), n_classes=n_classes, seed=seed)
+    return ArraySource(given.images, name="colours", labels=given.labels)
+
+
+def state(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def probed(source: ArraySource, settings: LinearSettings = QUICK, **more: Any) -> probe.ProbeResult:
+    backbone = more.pop("backbone", None) or Means()
+    return linear_probe(
+        backbone, source, source.labels, source, source.labels, settings, image_size=8, device="cpu", **more
+    )
+
+
+# -- the recipe
+
+
+def test_the_papers_recipe() -> None:
+    assert (LINEAR.learning_rate, LINEAR.momentum, LINEAR.weight_decay) == (0.1, 0.9, 0.0)
+    assert (LINEAR.batch_size, LINEAR.epochs, LINEAR.milestones) == (1024, 90, ())
+    assert (LINEAR.crop_scale, LINEAR.flip) == ((0.08, 1.0), 0.5)
+    schedule = Schedule(1024 * 50, LINEAR.epochs, LINEAR.batch_size, LINEAR.milestones, LINEAR.decay)
+    assert schedule.total == 50 * 90
+    rates = [LINEAR.learning_rate * schedule.scale(step) for step in range(schedule.total)]
+    expected = [0.1 * 4 * 0.5 * (1 + math.cos(math.pi * step / schedule.total)) for step in range(schedule.total)]
+    assert rates == pytest.approx(expected)
+
+
+def test_the_recipe_for_places_falls_in_steps() -> None:
+    schedule = Schedule(256 * 3, PLACES205.epochs, PLACES205.batch_size, PLACES205.milestones, PLACES205.decay)
+    rates = [PLACES205.learning_rate * schedule.scale(3 * epoch) for epoch in range(14)]
+    assert rates == pytest.approx([0.01] * 4 + [0.001] * 4 + [0.0001] * 4 + [0.00001] * 2)
+
+
+def test_updates_are_of_equal_size_and_their_rate_goes_with_it() -> None:
+    schedule = Schedule(1030, 1, 1024, (), 0.1)
+    assert schedule.total == 2
+    assert schedule.scale(0) == pytest.approx(515 / 256)
+    assert Schedule(3, 1, 2, (), 0.1).total == 1  # and not of two images and one
+    assert Schedule(10, 3, 1024, (), 0.1, min_updates=50).epochs == 50
+    assert Schedule(10_000, 3, 10, (), 0.1, min_updates=50).epochs == 3
+
+
+# -- the images
+
+
+@pytest.mark.parametrize("kind", ["resident", "streaming"])
+def test_one_view_is_the_loaders_first(kind: Any) -> None:
+    source = coloured()
+    view = crop_view(8, (0.2, 1.0), 0.5, HALF["mean"], HALF["std"])
+    pair = open_loader(source, (view, view), CPU, kind=kind, seed=3, workers=0)
+    with supervised.labelled((source, source.labels), (source, source.labels), view, CPU, 3, kind=kind, workers=0) as (
+        train,
+        _,
+        classes,
+    ):
+        assert len(classes) == 4
+        groups = [torch.tensor([5, 0, 47]), torch.tensor([7])]
+        for one, two in zip(train.loader.batches(2, groups), pair.batches(2, groups), strict=True):
+            assert torch.equal(train.view(one, 3, 2), pair.views(two, 3, 2)[0])
+
+
+def test_images_that_cannot_be_read_leave_with_their_labels(tmp_path: Any) -> None:
+    from tests.data.image_sets import write_folder
+
+    root = write_folder(tmp_path, example_images(300, size=(8, 8), n_classes=3))
+    (root / "class000" / "00001.png").write_bytes(b"no image")
+    source = open_source(root)
+    view = crop_view(8, (0.2, 1.0), 0.5, HALF["mean"], HALF["std"])
+    with supervised.labelled((source, source.labels), (source, source.labels), view, CPU, 0, workers=0) as (train, *_):
+        assert train.n == 299
+        assert torch.bincount(train.labels_N).tolist() == [99, 100, 100]
+
+
+# -- the probe
+
+
+def test_a_straight_cut_is_found_and_the_backbone_is_left_alone() -> None:
+    """In whatever mode it comes, with weights, statistics and flags as they were."""
+    source, backbone = coloured(), Means()
+    backbone.train()
+    backbone.norm.eval()
+    before = state(backbone)
+    settings = LinearSettings(epochs=30, batch_size=16, learning_rate=2.0)
+    result = probed(source, settings, backbone=backbone)
+    assert result.top1 > 0.9
+    assert result.top5 is None
+    assert (result.n_classes, result.n_train, result.n_test) == (4, 48, 48)
+    assert all(torch.equal(before[name], value) for name, value in backbone.state_dict().items())
+    assert backbone.training
+    assert not backbone.norm.training
+    assert all(p.requires_grad and p.grad is None for p in backbone.parameters())
+    assert result.recipe["epochs"] == 30
+    assert result.recipe["updates"] == 90
+    assert result.recipe["image_size"] == 8
+
+
+def test_the_mode_and_batch_of_the_backbone_make_no_difference() -> None:
+    """Its BatchNorm layers use the statistics they have, also where it was left in training mode."""
+    source = coloured()
+    one, other = Means().train(), Means().eval()
+    assert probed(source, backbone=one) == probed(source, backbone=other)
+
+
+def test_the_same_seed_gives_the_same_and_the_process_s_generator_is_not_moved() -> None:
+    source = coloured()
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    one = probed(source, seed=5)
+    assert torch.equal(torch.rand(3), expected)
+    assert probed(source, seed=5) == one
+    assert probed(source, seed=5, loader="streaming", workers=0).recipe == one.recipe
+
+
+def test_the_first_layer() -> None:
+    head = linear_head(400, 50, seed=0)
+    assert float(head.weight.detach().std()) == pytest.approx(0.01, rel=0.05)
+    assert not head.bias.detach().any()
+    assert torch.equal(head.weight, linear_head(400, 50, seed=0).weight)
+
+
+def test_progress_counts_updates() -> None:
+    seen: list[tuple[int, int]] = []
+    probed(coloured(), progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(step, 6) for step in range(1, 7)]
+
+
+def test_labels_may_be_names_and_sources_may_differ() -> None:
+    train, test = coloured(48), coloured(20, seed=0)
+    names = ["red", "green", "blue", "grey"]
+    assert train.labels is not None
+    assert test.labels is not None
+    result = linear_probe(
+        Means(),
+        train,
+        [names[label] for label in train.labels],
+        test,
+        [names[label] for label in test.labels],
+        QUICK,
+        image_size=8,
+        device=CPU,
+    )
+    assert (result.n_train, result.n_test, result.n_classes) == (48, 20, 4)
+
+
+def test_comes_out_where_the_quick_probe_does() -> None:
+    """Digits, an untrained network of convolutions: both see the same in its features, within a point.
+
+    At the paper's rate, with small updates, since the set is small, and with standardised features, since those of an
+    untrained network are tiny.
+    """
+    digits = DigitsSource()
+    order = np.random.default_rng(0).permutation(len(digits))
+    train, test = SourceSubset(digits, order[:600]), SourceSubset(digits, order[600:1400])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        backbone = build_backbone("conv-small", image_size=8)
+    settings = LinearSettings(epochs=40, batch_size=64, batch_norm=True, crop_scale=(1.0, 1.0), flip=0)
+    slow = linear_probe(backbone, train, train.labels, test, test.labels, settings, image_size=8, device=CPU, **HALF)
+    rows: list[Tensor] = []
+    for source in (train, test):
+        view = crop_view(8, (1.0, 1.0), 0.0, HALF["mean"], HALF["std"])
+        loader = open_loader(source, (view, view), CPU, seed=0)
+        with torch.no_grad():
+            rows.append(torch.cat([backbone.eval()(x) for _, x in loader.clean(0, loader.n_images)]))
+    quick = linear_scores(rows[0], train.labels, rows[1], test.labels, penalties=(3e-4, 1e-3, 1e-2))
+    assert slow.top1 == pytest.approx(quick.top1, abs=0.01)
+    assert slow.top1 > 0.93
+    assert slow.top5 is not None
+    assert slow.top5 > 0.99
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_as_on_the_cpu() -> None:
+    settings = LinearSettings(epochs=20, batch_size=16, learning_rate=2.0)
+    source = coloured()
+    on_cpu, on_gpu = (
+        linear_probe(
+            Means().to(device), source, source.labels, source, source.labels, settings, image_size=8, device=device
+        )
+        for device in ("cpu", "cuda")
+    )
+    assert on_gpu.top1 == pytest.approx(on_cpu.top1, abs=0.05)
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        (None, [0] * 48, "The training images have no labels"),
+        ([0, 1] * 24, None, "The test images have no labels"),
+        ([0] * 48, [0] * 48, "All 48 training images are of one class"),
+        ([0, 1, None] * 16, [0, 1] * 24, "16 of the 48 training images have no label"),
+        ([0, 1, -1] * 16, [0, 1] * 24, "16 of the 48 training images have no label"),
+        (list(range(48)), list(range(1, 49)), "48 training images for 49 classes"),
+        ([0, 1], [0, 1] * 24, "2 labels for 48 training images"),
+    ],
+)
+def test_labels_that_will_not_do(train: Any, test: Any, message: str) -> None:
+    source = coloured()
+    with pytest.raises(InputError, match=message) as caught:
+        linear_probe(Means(), source, train, source, test, QUICK, image_size=8, device=CPU)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_backbone_that_gives_no_rows() -> None:
+    with pytest.raises(InputError, match=r"turns \(1, 3, 8, 8\) into \(1, 3, 8, 8\), but one row of features"):
+        probed(coloured(), backbone=nn.Identity())
+
+
+def test_a_loss_that_is_not_finite_is_said() -> None:
+    backbone = Means()
+    broken = copy.deepcopy(backbone)
+    with torch.no_grad():
+        cast(Tensor, broken.norm.weight).fill_(math.nan)
+    with pytest.raises(InputError, match="no longer finite in epoch 1; lower the learning rate"):
+        probed(coloured(), backbone=broken)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"epochs": 0}, "epochs is 0"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"learning_rate": -1.0}, "learning_rate is -1.0"),
+        ({"momentum": 1.0}, "momentum is 1.0"),
+        ({"weight_decay": math.inf}, "weight_decay is inf"),
+        ({"milestones": (0.8, 0.6)}, "ascending shares"),
+        ({"milestones": (1.5,)}, "ascending shares"),
+        ({"decay": 0.0}, "decay is 0.0"),
+        ({"nesterov": True, "momentum": 0.0}, "nesterov needs momentum"),
+        ({"batch_norm": True, "batch_size": 1}, "batch_norm needs updates of 2 images"),
+    ],
+)
+def test_settings_that_will_not_do(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        LinearSettings(**given)
+
+
+def test_labelled_images_are_on_the_device() -> None:
+    source = coloured()
+    view = crop_view(8, (0.2, 1.0), 0.5, HALF["mean"], HALF["std"])
+    assert source.labels is not None
+    images = LabelledImages(open_loader(source, (view, view), CPU, seed=0), source.labels)
+    assert images.labels_N.device == CPU

@@ -1,0 +1,319 @@
+"""``siammm audit``: what it takes, what it writes and prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from siammm.cli import main, parse
+from siammm.config import AuditConfig
+from tests.data.image_sets import example_images, write_folder
+
+N, K, D = 120, 4, 8
+NAMES = np.array(["ant", "bee", "cat", "dog"])
+WRONG = [3, 50, 81, 110]
+
+# A new flag is a choice: people's scripts hold on to every one of these.
+FLAGS = [
+    "--data",
+    "--labels",
+    "--output",
+    "--overwrite",
+    "--key",
+    "--id-column",
+    "--label-column",
+    "--mixture",
+    "--n-neighbours",
+    "--rounds",
+    "--threshold",
+    "--plant",
+    "--show",
+    "--device",
+    "--random-state",
+    "--image-key",
+    "--label-key",
+    "--loader",
+    "--workers",
+    "--max-bad-images",
+    "--max-pixels",
+]
+
+COLUMNS = [
+    "rank", "id", "label", "suggested", "probability", "score", "component", "assignment", "neighbours", "linear",
+    "kernel", "cluster",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def blobs() -> tuple[np.ndarray, np.ndarray]:
+    """Four well separated directions, and labels of which four are wrong."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(N) % K
+    embeddings = (np.eye(K, D)[labels] + 0.1 * rng.normal(size=(N, D))).astype(np.float32)
+    labels[WRONG] = (labels[WRONG] + 1) % K
+    return embeddings, labels
+
+
+@pytest.fixture
+def table(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    np.savez("table.npz", embeddings=blobs[0], labels=NAMES[blobs[1]], ids=[f"{i}.png" for i in range(N)])
+    return Path("table.npz")
+
+
+def rows_of(folder: str | Path) -> pa.Table:
+    return pq.read_table(Path(folder) / "suspects.parquet")
+
+
+def summary_of(folder: str | Path) -> dict[str, Any]:
+    return json.loads((Path(folder) / "summary.json").read_text())
+
+
+# -- flags
+
+
+def test_the_flags_of_audit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert re.findall(r"^\W+? (--[a-z][a-z-]+)", text, flags=re.MULTILINE) == FLAGS
+    text = " ".join(text.replace("│", " ").split())
+    for flag in FLAGS:
+        assert re.search(rf"{flag}( [^ ]+)? [A-Z][^│]+?\(default", text), flag
+
+
+def test_values_are_parsed() -> None:
+    config = parse(["audit", "runs/photos", "--data", "photos", "--plant", "0.05", "--show", "5"])
+    assert config == AuditConfig(subject=Path("runs/photos"), data="photos", plant=0.05, show=5)
+
+
+# -- a table
+
+
+def test_a_table_of_embeddings(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(table), "--show", "6"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert sorted(path.name for path in Path().iterdir()) == ["table-audit", "table.npz"]
+    assert sorted(path.name for path in Path("table-audit").iterdir()) == ["summary.json", "suspects.parquet"]
+
+    rows = rows_of("table-audit")
+    assert rows.column_names == COLUMNS
+    assert rows.column("rank").to_pylist() == list(range(1, N + 1))
+    assert set(rows.column("id").to_pylist()[: len(WRONG)]) == {f"{i}.png" for i in WRONG}
+    first = rows.slice(0, len(WRONG)).to_pylist()
+    for row in first:
+        right = NAMES[int(row["id"].removesuffix(".png")) % K]
+        assert (row["suggested"], row["probability"] < 0.5) == (right, True)
+        assert row["label"] != right
+    for row in rows.slice(len(WRONG)).to_pylist():
+        assert row["suggested"] == row["label"]
+
+    summary = summary_of("table-audit")
+    assert summary["n_suspects"] == len(WRONG)
+    assert summary["threshold"] == 0.5
+    assert summary["error_rate"] == pytest.approx(len(WRONG) / N, abs=0.01)
+    assert [entry["label"] for entry in summary["classes"]] == NAMES.tolist()
+    assert sum(entry["suspects"] for entry in summary["classes"]) == len(WRONG)
+    assert summary["input"]["n_labelled"] == N
+    assert summary["seconds"].keys() == {"read", "cluster", "audit"}
+    assert summary["planted"] is None
+    for text in ("4 suspects", "probability below 0.5", "3.png", "ant", "estimated wrong", "Written to table-audit"):
+        assert text in printed.out, text
+
+
+def test_the_clusters_of_an_earlier_result(table: Path) -> None:
+    assert main(["cluster", str(table), "--output", "c", "--merge", "none", "--n-components", "4"]) == 0
+    assert main(["audit", str(table), "--mixture", "c/mixture.safetensors", "--output", "a"]) == 0
+    clusters = pq.read_table("c/assignments.parquet").to_pylist()
+    known = {row["id"]: row["cluster"] for row in clusters}
+    assert all(row["cluster"] == known[row["id"]] for row in rows_of("a").to_pylist())
+    assert summary_of("a")["n_clusters"] == 4
+
+
+def test_planted_errors_are_reported(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(table), "--plant", "0.05"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"Of 6 labels that were made wrong, \d+ \(\d+\.\d%\) are among the first 6 suspects", printed)
+    planted = summary_of("table-audit")["planted"]
+    assert planted["count"] == 6
+    assert planted["precision"] == planted["found"] / 6 >= 0.5  # four labels were wrong before
+    rows = rows_of("table-audit").to_pylist()
+    assert sum(row["planted"] for row in rows) == 6
+    assert all(row["planted"] == (row["label"] != row["label_before"]) for row in rows)
+    assert sum(row["planted"] for row in rows[:6]) == planted["found"]
+
+
+@pytest.mark.parametrize("missing", [None, -1])
+def test_images_without_a_label(blobs: Any, tmp_path: Path, missing: object, capsys: Any) -> None:
+    labels = [missing if i < 7 else int(label) for i, label in enumerate(blobs[1])]
+    columns = {"id": np.arange(N), "vector": pa.array(blobs[0].tolist(), pa.list_(pa.float32())), "label": labels}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    assert main(["audit", str(tmp_path / "t.parquet"), "--output", str(tmp_path / "out")]) == 0
+    assert "7 images without a label took no part" in capsys.readouterr().out
+    summary = summary_of(tmp_path / "out")
+    assert (summary["input"]["n_unlabelled"], summary["input"]["n_labelled"]) == (7, N - 7)
+    rows = rows_of(tmp_path / "out")
+    assert len(rows) == N - 7
+    assert min(rows.column("id").to_pylist()) == 7
+    assert [entry["label"] for entry in summary["classes"]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npy"])
+def test_labels_from_a_file_of_their_own(kind: str, blobs: Any, table: Path) -> None:
+    np.savez("bare.npz", embeddings=blobs[0], ids=[f"{i}.png" for i in range(N)])
+    names = NAMES[blobs[1]]
+    order = np.random.default_rng(0).permutation(N)[5:]  # by id: in any order, and not for all
+    by_id = pa.table({"path": [f"{i}.png" for i in order], "target": names[order]})
+    if kind == "npy":
+        np.save("labels.npy", names)
+    elif kind == "csv":
+        Path("labels.csv").write_text("path,target\n" + "".join(f"{i}.png,{names[i]}\n" for i in order))
+    else:
+        pq.write_table(by_id, "labels.parquet")
+    assert main(["audit", "bare.npz", "--labels", f"labels.{kind}", "--output", "out"]) == 0
+    given = {row["id"]: row["label"] for row in rows_of("out").to_pylist()}
+    expected = range(N) if kind == "npy" else order
+    assert given == {f"{i}.png": names[i] for i in expected}
+
+
+def test_overwrite_and_the_same_seed(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(table)]) == 0
+    before = Path("table-audit/suspects.parquet").read_bytes()
+    assert main(["audit", str(table), "--show", "0"]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert summary_of("table-audit")["settings"]["show"] == 20
+    assert main(["audit", str(table), "--show", "0", "--overwrite"]) == 0
+    assert summary_of("table-audit")["settings"]["show"] == 0
+    assert Path("table-audit/suspects.parquet").read_bytes() == before
+
+
+def test_labels_that_look_like_markup(blobs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "t.npz", X=blobs[0], y=np.array(["[/red]", "[bold]", "a[0]", "ü"])[blobs[1]])
+    assert main(["audit", str(tmp_path / "t.npz"), "--output", str(tmp_path / "out[1]")]) == 0
+    assert "[/red]" in capsys.readouterr().out
+
+
+# -- a run
+
+TRAIN = [
+    "--backbone", "conv-small", "--hidden-dim", "32", "--embedding-dim", "16", "--epochs", "2", "--batch-size", "12",
+    "--optimiser", "sgd", "--learning-rate", "0.1", "--warmup-epochs", "1", "--n-components", "10",
+    "--device", "cpu", "--no-tensorboard",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with images in four classes and a run on them."""
+    here = tmp_path_factory.mktemp("trained")
+    images = write_folder(here, example_images(48, size=(8, 8), n_classes=4))
+    assert main(["train", str(images), "--output", str(here / "run"), *TRAIN]) == 0
+    return here
+
+
+def test_a_run_on_its_own_images(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["audit", str(trained / "run"), "--output", str(tmp_path / "out"), "--device", "cpu"]) == 0
+    assert "48 labels of 4 classes" in " ".join(capsys.readouterr().out.split())
+    rows = rows_of(tmp_path / "out")
+    assert rows.column_names == COLUMNS
+    assigned = pq.read_table(trained / "run" / "assignments.parquet").to_pylist()
+    known = {row["id"]: row for row in assigned}
+    found = {row["id"]: row for row in rows.to_pylist()}
+    assert {name: row["label"] for name, row in found.items()} == {name: row["label"] for name, row in known.items()}
+    # An image on the border of two clusters may fall to the other side by the last bit of a convolution.
+    assert sum(row["cluster"] != known[name]["cluster"] for name, row in found.items()) <= 2
+
+
+def test_a_run_on_other_images(trained: Path, tmp_path: Path) -> None:
+    images = write_folder(tmp_path, example_images(40, size=(8, 8), n_classes=4, seed=1))
+    arguments = ["audit", str(trained / "run"), "--data", str(images), "--device", "cpu"]
+    assert main([*arguments, "--output", str(tmp_path / "out")]) == 0
+    assert len(rows_of(tmp_path / "out")) == 40
+    assert summary_of(tmp_path / "out")["input"]["data"] == str(images)
+
+
+# -- refusals
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    assert main(["audit", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(r"siammm: [^\n]+\n", printed.err), printed.err
+    return printed.err
+
+
+def test_tables_that_are_refused(blobs: Any, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    X, y = blobs
+    assert "missing.npz does not exist" in refused(capsys, "missing.npz")
+    np.savez("bare.npz", embeddings=X)
+    assert "has no labels" in refused(capsys, "bare.npz")
+    np.save("bare.npy", X)
+    assert "has no labels" in refused(capsys, "bare.npy")
+    np.savez("one.npz", embeddings=X, labels=np.full(N, "cat"))
+    assert "All 120 labels are 'cat'" in refused(capsys, "one.npz")
+    np.savez("many.npz", embeddings=X, labels=np.arange(N))
+    assert "120 labelled images of 120 classes" in refused(capsys, "many.npz")
+    zero = X.copy()
+    zero[3] = 0
+    np.savez("zero.npz", embeddings=zero, labels=y)
+    assert "GaussianMixture" not in refused(capsys, "zero.npz")
+    assert "leave --data out" in refused(capsys, str(table), "--data", "photos")
+    assert not [path.name for path in Path().iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--plant", "0.7"], "--plant is 0.7"),
+        (["--threshold", "0"], "--threshold is 0.0"),
+        (["--rounds", "0"], "--rounds is 0"),
+        (["--n-neighbours", "0"], "--n-neighbours is 0"),
+        (["--labels", "gone.csv"], "gone.csv does not exist"),
+        (["--labels", "table.npz"], "ends in '.npz'"),
+        (["--label-column", "colour"], "no array 'colour'"),
+        (["--mixture", "gone.safetensors"], "gone.safetensors"),
+    ],
+)
+def test_settings_that_are_refused(
+    flags: list[str], says: str, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in refused(capsys, str(table), *flags)
+
+
+def test_files_of_labels_that_are_refused(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("few.npy", np.arange(3))
+    assert "holds 3 labels for 120 images" in refused(capsys, str(table), "--labels", "few.npy")
+    Path("other.csv").write_text("id,label\nx,1\n")
+    assert "None of the 1 ids" in refused(capsys, str(table), "--labels", "other.csv")
+    Path("twice.csv").write_text("id,label\n1.png,1\n1.png,2\n")
+    assert "two rows for one id" in refused(capsys, str(table), "--labels", "twice.csv")
+    Path("nothing.csv").write_text("a,b\n1,2\n")
+    assert "--id-column" in refused(capsys, str(table), "--labels", "nothing.csv")
+
+
+def test_runs_that_are_refused(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(trained / "run")
+    assert "is no run" in refused(capsys, str(tmp_path))
+    assert "leave --key out" in refused(capsys, run, "--key", "x")
+    assert "does not exist" in refused(capsys, run, "--data", str(tmp_path / "gone"))
+    np.save(tmp_path / "images.npy", np.zeros((30, 8, 8, 3), np.uint8))
+    assert "has no labels" in refused(capsys, run, "--data", str(tmp_path / "images.npy"))

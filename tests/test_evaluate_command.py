@@ -1,0 +1,300 @@
+"""``siammm evaluate`` and ``siammm compare``: what they take, what they write, and how they end."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from siammm.cli import main, parse
+from siammm.config import CompareConfig, EvaluateConfig
+from siammm.data.sources import open_source
+from siammm.evaluate.evaluation import read_evaluation
+from siammm.learn.networks import build_backbone
+from tests.data.image_sets import encoded, example_images, write_folder, write_npz
+from tests.test_train_command import SETTINGS
+
+# A new flag is a choice: people's scripts hold on to every one of these.
+FLAGS = [
+    "--data",
+    "--test",
+    "--protocols",
+    "--transfer",
+    "--transfer-test",
+    "--seeds",
+    "--encoder",
+    "--image-size",
+    "--k-means",
+    "--label-shares",
+    "--label-lists",
+    "--epochs",
+    "--batch-size",
+    "--learning-rate",
+    "--output",
+    "--overwrite",
+    "--device",
+    "--image-key",
+    "--label-key",
+    "--loader",
+    "--workers",
+    "--max-bad-images",
+    "--max-pixels",
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on 80 images of four classes, which lie beside it."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    images = write_npz(folder, example_images(80, size=(8, 8), n_classes=4))
+    assert main(["train", str(images), "--output", str(folder / "run"), *SETTINGS]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def evaluate(*arguments: object) -> int:
+    return main(["evaluate", *map(str, arguments), "--device", "cpu"])
+
+
+# -- flags
+
+
+def test_the_flags_of_evaluate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "--help"]) == 0
+    assert re.findall(r"^\W+? (--[a-z][a-z-]+)", capsys.readouterr().out, flags=re.MULTILINE) == FLAGS
+
+
+def test_every_flag_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["evaluate", "--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for flag in FLAGS:
+        assert re.search(rf"{flag}( [^A-Z]*\S+)?.*? [A-Z][^│]+?\(default", text), flag
+
+
+def test_the_flags_of_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--help"]) == 0
+    assert re.findall(r"^\W+? (--[a-z][a-z-]+)", capsys.readouterr().out, flags=re.MULTILINE) == [
+        "--output",
+        "--overwrite",
+    ]
+
+
+def test_values_are_parsed() -> None:
+    config = parse(["evaluate", "r", "--protocols", "knn", "k", "--seeds", "1", "2", "--k-means", "10", "25000"])
+    assert isinstance(config, EvaluateConfig)
+    assert (config.subject, config.protocols, config.seeds) == ("r", ("knn", "k"), (1, 2))
+    assert config.k_means == (10, 25_000)
+    assert parse(["evaluate", "r"]) == EvaluateConfig(subject="r")
+    assert parse(["compare", "a", "b"]) == CompareConfig(evaluations=(Path("a"), Path("b")))
+
+
+# -- runs
+
+
+def test_a_run_on_its_own_images(run: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate(run, "--seeds", "0", "1") == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    for text in ("72 training and 8 test images", "it saw them", "k = 200, T = 0.07", "AMI", "±", "Weighted vote"):
+        assert text in " ".join(printed.out.split())
+    assert [path.name for path in Path("run-evaluation").iterdir()] == ["evaluation.json"]
+    plain = json.loads(Path("run-evaluation/evaluation.json").read_text())
+    assert [result["protocol"] for result in plain["results"]] == ["knn", "linear", "clustering", "k"]
+    assert all(result["recipe"] for result in plain["results"])
+    assert plain["seeds"] == [0, 1]
+    assert plain["data"]["split"] == {"kind": "held out", "share": 0.1, "seed": 0}
+    assert (plain["test_images"]["seen"], plain["test_images"]["clustered"]) == (True, True)
+    assert plain["subject"]["trained_on"]["fingerprint"] == open_source(run.parent / "images.npz").fingerprint()
+    assert {"date", "command", "commit", "versions", "machine"} <= plain["environment"].keys()
+    found = read_evaluation(Path("run-evaluation"))
+    knn, linear, clustering, k = found.results
+    assert knn.figures["top-1, k = 20, T = 0.1"].mean > 0.8
+    assert len(linear.figures["top-1"].values) == 2
+    assert clustering.figures["mixture, train: AMI"].deviation is None  # the run's own clusters have no chance in them
+    assert len(clustering.figures["k-means 4, train: AMI"].values) == 2
+    assert k.figures["classes"].mean == 4
+    assert [row["epoch"] for row in k.detail["curve"]] == [1, 2]
+
+
+def test_the_mixture_gives_the_clusters_that_the_run_wrote(run: Path, here: Path) -> None:
+    import pyarrow.parquet as pq
+
+    from siammm.evaluate.clustering import clustering_scores
+
+    images = run.parent / "images.npz"
+    assert evaluate(run, "--data", images, "--test", images, "--protocols", "clustering") == 0
+    written = pq.read_table(run / "assignments.parquet")
+    scores = clustering_scores(written.column("label").to_pylist(), written.column("cluster").to_numpy())
+    found = read_evaluation(Path("run-evaluation"))
+    figures = found.results[0].figures
+    assert figures["mixture, train: AMI"].mean == pytest.approx(scores.ami)
+    assert figures["mixture, test: majority"].mean == pytest.approx(scores.majority_accuracy)
+    assert found.test_images["in_train"] == 80
+    assert found.test_images["seen"] is True
+
+
+def test_other_test_images_are_unseen(run: Path, here: Path) -> None:
+    test = write_folder(here, example_images(20, size=(8, 8), n_classes=4, seed=0))
+    other = example_images(40, size=(8, 8), n_classes=4, seed=1)
+    np.savez("other.npz", images=other.images, labels=other.labels, names=np.array(other.names))
+    assert evaluate(run, "--test", "other.npz", "--protocols", "knn") == 0
+    found = read_evaluation(Path("run-evaluation"))
+    assert (found.test_images["seen"], found.test_images["clustered"], found.test_images["in_train"]) == (
+        False,
+        False,
+        0,
+    )
+    assert found.data["split"] == {"kind": "given"}
+    assert evaluate(run, "--data", test, "--test", "other.npz", "--protocols", "knn", "--overwrite") == 0
+
+
+def test_training_protocols_on_a_run(run: Path, here: Path) -> None:
+    other = example_images(40, size=(8, 8), n_classes=4, seed=3)
+    np.savez("other.npz", images=other.images, labels=other.labels)
+    arguments = ["--protocols", "linear-paper", "semi", "transfer", "--transfer", "other.npz", "--epochs", "2"]
+    assert evaluate(run, *arguments, "--label-shares", "0.1", "0.5", "--batch-size", "16") == 0
+    paper, semi, transfer = read_evaluation(Path("run-evaluation")).results
+    assert paper.settings["training"]["epochs"] == 2
+    assert paper.settings["training"]["learning_rate"] == 0.1
+    assert "seed" not in paper.settings["training"]
+    assert list(semi.figures) == ["10 %: top-1", "50 %: top-1"]
+    assert semi.settings["10 %"]["batch_size"] == 16
+    assert 0 <= transfer.figures["top-1"].mean <= 1
+    assert transfer.detail["training"]["n_train"] == 36
+
+
+def test_labels_from_a_list_of_files(run: Path, here: Path) -> None:
+    images = run.parent / "images.npz"
+    Path("few.txt").write_text("\n".join(str(row) for row in range(0, 80, 5)))
+    arguments = ["--data", images, "--test", images, "--protocols", "semi", "--epochs", "1"]
+    assert evaluate(run, *arguments, "--label-lists", "few.txt") == 0
+    result = read_evaluation(Path("run-evaluation")).results[0]
+    assert list(result.figures) == ["few: top-1"]
+    assert result.detail["few"]["n_train"] == 16
+
+
+@pytest.mark.parametrize(("names", "code"), [(["red", "blue"], 0), (["cat", "dog"], 2)])
+def test_voc(names: list[str], code: int, run: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = example_images(24, size=(8, 8), n_classes=2)
+    root = here / "VOC2007"
+    for part in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (root / part).mkdir(parents=True)
+    for i, (image, label) in enumerate(zip(given.images, given.labels, strict=True)):
+        (root / "JPEGImages" / f"{i:06d}.jpg").write_bytes(encoded(image, "JPEG"))
+        text = f"<annotation><object><name>{names[label]}</name><difficult>0</difficult></object></annotation>"
+        (root / "Annotations" / f"{i:06d}.xml").write_text(text)
+    for split, rows in (("trainval", range(0, 24, 2)), ("test", range(1, 24, 2))):
+        (root / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(f"{i:06d}" for i in rows))
+    assert evaluate(run, "--protocols", "transfer", "--transfer", root) == code
+    if code:  # two of VOC's twenty classes are there; the others cannot be learned, and that is said
+        assert "No training image shows the class 'aeroplane'" in capsys.readouterr().err
+        return
+    found = read_evaluation(Path("run-evaluation"))
+    (result,) = found.results
+    assert result.figures["mAP"].mean > 0.9
+    assert result.detail["average_precision"].keys() == {"red", "blue"}
+    assert (found.data["transfer"]["n_images"], found.data["transfer_test"]["n_classes"]) == (12, 2)
+
+
+# -- other people's models, and tables
+
+
+def test_a_checkpoint_of_timm(run: Path, here: Path) -> None:
+    torch.save({"state_dict": build_backbone("resnet10t", image_size=32).state_dict()}, "w.pth")
+    images = run.parent / "images.npz"
+    assert evaluate("timm:resnet10t:w.pth", "--data", images, "--image-size", "32", "--protocols", "knn") == 0
+    found = read_evaluation(Path("resnet10t-w-evaluation"))
+    assert found.subject["prefix"] == "state_dict."
+    assert found.test_images["seen"] is None
+
+
+def table(path: Path, seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
+    labels = np.arange(120) % 3
+    rows = np.eye(3, 8)[labels] + 0.1 * rng.normal(size=(120, 8))
+    np.savez(path, embeddings=rows.astype(np.float32), labels=np.array(["ant", "bee", "cat"])[labels])
+    return path
+
+
+def test_tables_side_by_side(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, name in enumerate(("one", "two")):
+        assert evaluate(table(here / f"{name}.npz", seed)) == 0
+    capsys.readouterr()
+    assert main(["compare", "one-evaluation", "two-evaluation/evaluation.json", "--output", "t.md"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "differ" not in printed.out  # the same samples, whatever encoder embedded them
+    assert "*" in printed.out
+    text = Path("t.md").read_text()
+    assert text.startswith("| protocol | figure | ")
+    assert "**1.0000**" in text
+    assert main(["compare", "one-evaluation", "two-evaluation", "--output", "t.md"]) == 2
+    assert "add --overwrite" in capsys.readouterr().err
+    assert main(["compare", "one-evaluation", "two-evaluation", "--output", "t.md", "--overwrite"]) == 0
+    assert main(["compare", "one-evaluation"]) == 2
+    assert "There is 1 evaluation to compare; give two or more." in capsys.readouterr().err
+    assert main(["compare", "one-evaluation", "three"]) == 2
+    assert "There is no evaluation of three" in capsys.readouterr().err
+
+
+def test_an_earlier_evaluation_is_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = table(here / "t.npz")
+    assert evaluate(path, "--protocols", "knn") == 0
+    before = Path("t-evaluation/evaluation.json").read_bytes()
+    assert evaluate(path, "--protocols", "knn") == 2
+    assert "add --overwrite" in capsys.readouterr().err
+    assert Path("t-evaluation/evaluation.json").read_bytes() == before
+    assert evaluate(path, "--protocols", "linear", "--overwrite") == 0
+    Path("t-evaluation/mine.txt").write_text("x")
+    assert evaluate(path, "--overwrite") == 2
+    assert "'mine.txt', which is no part of an earlier result" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "nothing does not exist"),
+        (["t.npz", "--data", "digits"], "leave --data digits out"),
+        (["t.npz", "--seeds", "1", "1"], "The seeds 1, 1 repeat"),
+        (["t.npz", "--seeds", "-1"], "The seed -1 is out of range"),
+        (["t.npz", "--protocols", "semi"], "needs an encoder"),
+        (["t.npz", "--k-means", "25000"], "25,000 clusters were asked of k-means for 108 samples"),
+        (["t.npz", "--transfer", "digits"], "leave --transfer out"),
+        (["t.npz", "--transfer-test", "digits"], "without --transfer"),
+        (["RUN", "--data", "bare.npy"], "bare.npy has no labels, or some are missing"),
+        (["RUN", "--protocols", "transfer"], "give it with --transfer"),
+        (["RUN", "--test", "digits"], "that the training set has not"),
+        (["RUN", "--image-size", "9"], "leave --image-size out"),
+        (["RUN", "--protocols", "knn", "linear-paper", "--epochs", "0"], "epochs is 0, but it must be at least 1"),
+        (["RUN", "--protocols", "knn", "semi", "--label-shares", "2"], "The fraction of labels is 2.0"),
+        (["RUN", "--protocols", "knn", "semi", "--label-lists", "none.txt"], "none.txt"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_one_sentence(
+    arguments: list[str], message: str, run: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table(here / "t.npz")
+    np.save("bare.npy", example_images(30, size=(8, 8)).images)
+    assert evaluate(*(str(run) if word == "RUN" else word for word in arguments)) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not list(here.glob("*-evaluation"))
