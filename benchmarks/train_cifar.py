@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--validation", action="store_true")
     parser.add_argument("--set", nargs="*", default=[], help="settings as name=value")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--keep", action="store_true", help="also keep embeddings of both views, for study")
+    parser.add_argument("--keep", action="store_true", help="also keep features and clusters, for audit_cifar.py")
     args = parser.parse_args()
     method, changes = RECIPES[args.recipe]
     settings = changes | {"epochs": args.epochs, "random_state": args.seed}
@@ -116,8 +116,17 @@ def main() -> None:
     name = f"{args.recipe}-{args.epochs}-{args.seed}"
     (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))
     if args.keep:
-        views = training.bank.view_2ND[:, :-1].half().cpu().numpy()
-        np.savez(args.output / f"{name}.npz", clean=trained.embeddings.astype(np.float16), views=views, labels=labels)
+        kept: dict[str, Any] = {
+            "features": encode(trained.network, training.loader, "features").half().cpu().numpy(),
+            "labels": labels,
+        }
+        if trained.mixture is not None:
+            shares = trained.mixture.predict_proba(trained.embeddings)
+            kept |= {
+                "index_NH": shares.indices.reshape(len(labels), -1),
+                "weight_NH": shares.data.reshape(len(labels), -1),
+            }
+        np.savez(args.output / f"{name}.npz", **kept)
     print(json.dumps({key: value for key, value in found.items() if key != "k_curve"}), flush=True)
 
 

@@ -22,6 +22,7 @@ from siammm.config import (
     PresetName,
     TrainConfig,
     ViewConfig,
+    uses_mixture,
 )
 from siammm.errors import InputError, StoredFileError
 
@@ -105,7 +106,7 @@ def check_settings(config: TrainConfig) -> None:
         value = _value(config, name)
         if value is not None and not low <= value <= high:
             raise InputError(f"{_flag(name)} is {value}, but it must be from {low:g} to {high:g}.")
-    objective, clustering = config.objective, config.clustering
+    objective, clustering, network = config.objective, config.clustering, config.network
     if objective.instance_loss == "none" and objective.cluster_loss == "none":
         raise InputError("--instance-loss and --cluster-loss are both none, so there is nothing to learn; give one.")
     if objective.instance_loss == "none" and clustering.cluster_after > 0:
@@ -119,16 +120,43 @@ def check_settings(config: TrainConfig) -> None:
         raise InputError(
             f"--cluster-loss scattering compares all clusters of a batch, but --merge is {clustering.merge}; use none."
         )
-    if objective.cluster_loss == "swapped" and config.network.predictor_layers:
+    if objective.cluster_loss == "swapped" and network.predictor_layers:
         raise InputError(
             f"--cluster-loss swapped predicts codes, not embeddings, but --predictor-layers is "
-            f"{config.network.predictor_layers}; use 0, or --method swav."
+            f"{network.predictor_layers}; use 0, or --method swav."
         )
+    if objective.cluster_loss == "scattering" and objective.instance_loss == "none" and network.predictor_layers:
+        raise InputError(
+            f"--cluster-loss scattering does not train the predictor, and --instance-loss is none, but "
+            f"--predictor-layers is {network.predictor_layers}; use 0, or give an instance loss."
+        )
+    own_targets = objective.instance_loss == "simsiam" or not network.momentum_encoder
+    if objective.instance_loss in ("cosine", "simsiam") and own_targets and not network.predictor_layers:
+        raise InputError(
+            "Without a predictor and a momentum encoder both views are the same encoder's, and all images become one "
+            "point; use --predictor-layers 2."
+        )
+    if network.predictor_noise and not network.predictor_layers:
+        raise InputError(
+            f"--predictor-noise is {network.predictor_noise}, but --predictor-layers is 0, so nothing reads it; use 0."
+        )
+    if objective.queue_size and objective.instance_loss != "contrastive" and objective.cluster_loss != "swapped":
+        raise InputError(
+            f"--queue-size is {objective.queue_size}, but only --instance-loss contrastive and --cluster-loss swapped "
+            "use a queue; use 0."
+        )
+    if clustering.more_components and not uses_mixture(objective):
+        raise InputError(
+            f"--more-components asks for further clusterings, but --cluster-loss {objective.cluster_loss} has none; "
+            "leave it out."
+        )
+    if any(k < 1 for k in clustering.more_components):
+        raise InputError(f"--more-components is {min(clustering.more_components)}, but it must be at least 1.")
 
 
 _LEAST = {
     "image_size": 4, "workers": 0, "max_pixels": 1, "embedding_dim": 2, "hidden_dim": 1, "projector_layers": 1,
-    "predictor_layers": 0, "predictor_hidden_dim": 1, "predictor_noise": 0, "n_prototypes": 1,
+    "predictor_layers": 0, "predictor_hidden_dim": 1, "predictor_noise": 0, "n_prototypes": 2,
     "prototype_temperature": 1e-6, "queue_size": 0, "cluster_weight": 0, "n_neighbours": 1, "temperature": 1e-6,
     "concentration_dims": 2, "concentration_scale": 1e-6, "n_negatives": 1, "contrastive_temperature": 1e-6,
     "n_components": 1, "n_init": 1, "em_steps": 1, "merge_floor": 1, "epochs": 1, "batch_size": 2, "accumulate": 1,

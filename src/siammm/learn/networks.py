@@ -247,7 +247,7 @@ class Predictions(NamedTuple):
     """Predictions, with gradients."""
     z_1: Tensor
     z_2: Tensor
-    """Projections, without."""
+    """Projections, with gradients too; ``targets`` cuts them off."""
     scores: tuple[Tensor, Tensor] | None
     """Cosines of the predictions with the prototypes, where there are any, with gradients."""
 
@@ -276,6 +276,7 @@ class SiameseNetwork(nn.Module):
         self.predictor = predictor
         self.prototypes = nn.Linear(encoder.embedding_dim, n_prototypes, bias=False) if n_prototypes else None
         self.momentum_encoder = copy.deepcopy(encoder).requires_grad_(False) if momentum else None
+        self.normalise_prototypes()
 
     def forward(self, x_1: Tensor, x_2: Tensor, noise: tuple[Tensor, Tensor] | None = None) -> Predictions:
         """Predictions and projections of two views; ``noise`` is added to what the predictor reads of each (ProPos)."""
@@ -283,7 +284,7 @@ class SiameseNetwork(nn.Module):
         noise_1, noise_2 = noise or (None, None)
         v_1, v_2 = self._predicted(z_1, noise_1), self._predicted(z_2, noise_2)
         scores = None if self.prototypes is None else (self.scored(v_1), self.scored(v_2))
-        return Predictions(v_1, v_2, z_1.detach(), z_2.detach(), scores)
+        return Predictions(v_1, v_2, z_1, z_2, scores)
 
     def scored(self, v: Tensor) -> Tensor:
         """Cosines (N, K) of embeddings with the prototypes."""
@@ -291,6 +292,16 @@ class SiameseNetwork(nn.Module):
         # In single precision: codes divide the scores by .05, and their rounding with them.
         with torch.autocast(v.device.type, enabled=False):
             return functional.normalize(v.float(), dim=1) @ functional.normalize(self.prototypes.weight, dim=1).T
+
+    @torch.no_grad()
+    def normalise_prototypes(self) -> None:
+        """Bring the prototypes back to unit length, as SwAV does at every step.
+
+        Only their directions count; but weight decay shrinks them, and under LARS, which rescales even a decay alone,
+        those that stand still would be gone within an epoch.
+        """
+        if self.prototypes is not None:
+            self.prototypes.weight.copy_(functional.normalize(self.prototypes.weight, dim=1))
 
     @torch.no_grad()
     def targets(self, x_1: Tensor, x_2: Tensor, z_1: Tensor, z_2: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """The loss of a batch, put together from ``losses.py`` as the settings say: every variant of the paper is one switch.
 
 Legend:  B images of a batch, H neighbours, D dimensions, K clusters or prototypes, Q rows of a queue; v predictions,
-v_m targets.
+z projections, v_m targets.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def batch_loss(
         cluster = _swapped(config, predictions.scores, company)
     elif clustered and uses_mixture(config):
         parts = [
-            _cluster_loss(config, v_BD, target_BD, position_B, clustering, drawn)
+            _cluster_loss(config, predictions, target_BD, position_B, clustering, drawn)
             for clustering, drawn in zip(clusterings, negatives or [None] * len(clusterings), strict=True)
         ]
         cluster = torch.stack(parts).mean()
@@ -79,13 +79,14 @@ def batch_loss(
 
 def _cluster_loss(
     config: ObjectiveConfig,
-    v_BD: tuple[Tensor, Tensor],
+    predictions: Predictions,
     target_BD: tuple[Tensor, Tensor],
     position_B: Tensor,
     clustering: Clustering,
     negative_index: Tensor | None,
 ) -> Tensor:
     """The cluster loss of both views, summed as Eq. 12 sums the instance loss of both."""
+    v_BD = (predictions.v_1.float(), predictions.v_2.float())
     index_BH = clustering.index_NH[position_B]
     if config.cluster_loss == "mle":
         normaliser_BH = clustering.log_normaliser_K[index_BH] if config.normaliser else None
@@ -101,18 +102,19 @@ def _cluster_loss(
         k = clustering.n_components
         mu_KD, kappa_K = clustering.mu_KD[:k], clustering.kappa_K[:k]
         return _of_both(losses.negative_centroids_loss(v, mu_KD, kappa_K, positive_B, negative_index) for v in v_BD)
-    crossed = list(zip(v_BD, reversed(target_BD), strict=True))
     if config.cluster_loss == "scattering":
+        # Of the projections, which are what is clustered: the predictor has no part in it.
         k, tau = clustering.mu_KD.shape[0], config.prototype_temperature
+        z_BD = (predictions.z_1.float(), predictions.z_2.float())
         return _of_both(
-            peer_losses.prototype_scattering_loss(v, other, positive_B, k, tau, sum_over_ranks=sum_over_ranks)
-            for v, other in crossed
+            peer_losses.prototype_scattering_loss(z, other, positive_B, k, tau, sum_over_ranks=sum_over_ranks)
+            for z, other in zip(z_BD, reversed(target_BD), strict=True)
         )
     mu_BD, kappa_B = clustering.mu_KD[positive_B], clustering.kappa_K[positive_B]
     cluster_M = all_gather_batch(positive_B)
     return _of_both(
         losses.negative_samples_loss(v, positive_B, mu_BD, kappa_B, all_gather_batch(other), cluster_M)
-        for v, other in crossed
+        for v, other in zip(v_BD, reversed(target_BD), strict=True)
     )
 
 

@@ -86,7 +86,7 @@ def swapped_prediction_loss(
 
 @without_autocast
 def prototype_scattering_loss(
-    v_BD: Tensor,
+    z_BD: Tensor,
     v_m_BD: Tensor,
     cluster_B: Tensor,
     n_clusters: int,
@@ -96,25 +96,25 @@ def prototype_scattering_loss(
 ) -> Tensor:
     """Hold each cluster's two prototypes together and push different clusters' apart: ProPos's loss.
 
-    A prototype is the direction of the mean of the batch's samples of a cluster: of the predictions v, and of the
+    A prototype is the direction of the mean of the batch's samples of a cluster: of the projections z, and of the
     momentum embeddings v_m of the other view, which is the positive. The negatives are the other clusters' prototypes
-    of the predictions. Shapes: v_BD and v_m_BD (B, D), cluster_B int64 from 0 to ``n_clusters`` - 1; returns a scalar,
+    of the projections. Shapes: z_BD and v_m_BD (B, D), cluster_B int64 from 0 to ``n_clusters`` - 1; returns a scalar,
     the mean over the clusters that are in the batch; 0 where fewer than two are. No gradient reaches v_m.
     ``sum_over_ranks``, which must pass gradients on, makes the prototypes those of all ranks' batches.
     """
     check_positive("temperature", temperature)
-    check_pair("v_BD", v_BD, "v_m_BD", v_m_BD)
-    check_numbers("cluster_B", cluster_B, (v_BD.shape[0],))
+    check_pair("z_BD", z_BD, "v_m_BD", v_m_BD)
+    check_numbers("cluster_B", cluster_B, (z_BD.shape[0],))
     if n_clusters < 1:
         raise InputError(f"n_clusters is {n_clusters}, but it must be at least 1.")
-    v_BD = unit(v_BD)
-    v_m_BD = unit(v_m_BD.detach()).to(v_BD.dtype)
-    member_BK = functional.one_hot(cluster_B, n_clusters).to(v_BD.dtype)
-    sums = (member_BK.sum(dim=0), member_BK.T @ v_BD, member_BK.T @ v_m_BD)
+    z_BD = unit(z_BD)
+    v_m_BD = unit(v_m_BD.detach()).to(z_BD.dtype)
+    member_BK = functional.one_hot(cluster_B, n_clusters).to(z_BD.dtype)
+    sums = (member_BK.sum(dim=0), member_BK.T @ z_BD, member_BK.T @ v_m_BD)
     count_K, sum_KD, sum_m_KD = sums if sum_over_ranks is None else (sum_over_ranks(part) for part in sums)
     present_K, mu_KD, mu_m_KD = count_K > 0, unit(sum_KD), unit(sum_m_KD)
     positive_K = (mu_KD * mu_m_KD).sum(dim=1) / temperature
-    absent_KK = ~present_K[None, :] | torch.eye(n_clusters, dtype=torch.bool, device=v_BD.device)
+    absent_KK = ~present_K[None, :] | torch.eye(n_clusters, dtype=torch.bool, device=z_BD.device)
     score_KK = ((mu_KD @ mu_KD.T) / temperature).masked_fill(absent_KK, -math.inf)
     loss_K = torch.cat([positive_K[:, None], score_KK], dim=1).logsumexp(dim=1) - positive_K
     return (loss_K * present_K).sum() / present_K.sum().clamp_min(1)

@@ -11,15 +11,23 @@ from torch import Tensor
 
 
 class Queue:
-    """Unit embeddings of both views, the newest first; random directions until there are any.
+    """Unit embeddings of both views, the newest first.
 
+    Until there are any, random directions from ``seed``, as in MoCo; without a seed zeros, and ``is_full`` tells.
     Nothing changes its shape or address, so that a captured step goes on using it. Every rank is given the rows of all,
     and so keeps the same ones.
     """
 
-    def __init__(self, size: int, dim: int, device: torch.device, *, seed: int) -> None:
-        drawn = torch.randn(2, size, dim, generator=torch.Generator().manual_seed(seed))
-        self.view_2QD = functional.normalize(drawn, dim=2).to(device)
+    def __init__(self, size: int, dim: int, device: torch.device, *, seed: int | None = None) -> None:
+        start = torch.zeros(2, size, dim)
+        if seed is not None:
+            start = torch.randn(2, size, dim, generator=torch.Generator().manual_seed(seed))
+        self.view_2QD = functional.normalize(start, dim=2).to(device)
+
+    @property
+    def is_full(self) -> Tensor:
+        """Whether the oldest row holds anything, on the device; no dimensions."""
+        return (self.view_2QD[:, -1] != 0).any()
 
     def push(self, v_1_BD: Tensor, v_2_BD: Tensor) -> None:
         """Take in these embeddings, and let as many old ones go."""

@@ -54,9 +54,9 @@ class Step:
         objective = config.objective
         self.queue: Queue | None = None
         if objective.queue_size:
-            self.queue = Queue(
-                objective.queue_size, network.encoder.embedding_dim, device, seed=config.run.random_state
-            )
+            # Random directions are fair negatives, but codes are balanced over images alone.
+            seed = config.run.random_state if network.prototypes is None else None
+            self.queue = Queue(objective.queue_size, network.encoder.embedding_dim, device, seed=seed)
         self._queue_from = int(objective.queue_after * config.optimisation.epochs)
         self._epoch = torch.zeros((), dtype=torch.int64, device=device)
         self._rate = torch.zeros((), device=device)
@@ -173,7 +173,8 @@ class Step:
         if self.network.prototypes is None:
             return Company(self.queue.view_2QD)
         first, second = (self.network.scored(rows) for rows in self.queue.view_2QD)
-        return Company(self.queue.view_2QD, (first, second), (self._epoch >= self._queue_from).float())
+        counts = (self._epoch >= self._queue_from) & self.queue.is_full
+        return Company(self.queue.view_2QD, (first, second), counts.float())
 
     def _noise(self, position_B: Tensor) -> tuple[Tensor, Tensor] | None:
         """Normal numbers for what the predictor reads of each view; like the views, by seed, epoch and image."""
@@ -202,6 +203,7 @@ class Step:
         torch.maximum(self._failed, failed, out=self._failed)
         self.optimiser.found_inf = self._failed  # pyright: ignore[reportAttributeAccessIssue] - as torch's own scaler does
         self.optimiser.step()
+        self.network.normalise_prototypes()
         self.network.update_momentum(torch.where(self._failed > 0, torch.ones_like(self._momentum), self._momentum))
         self.totals += torch.cat([sums, norm.to(sums)[None], torch.ones_like(sums[:1])])
 
