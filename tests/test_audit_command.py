@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -317,3 +318,37 @@ def test_runs_that_are_refused(trained: Path, tmp_path: Path, capsys: pytest.Cap
     assert "does not exist" in refused(capsys, run, "--data", str(tmp_path / "gone"))
     np.save(tmp_path / "images.npy", np.zeros((30, 8, 8, 3), np.uint8))
     assert "has no labels" in refused(capsys, run, "--data", str(tmp_path / "images.npy"))
+
+
+def test_ids_that_begin_with_zeros(blobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """000012 in a file of labels is a name, and not the number 12."""
+    monkeypatch.chdir(tmp_path)
+    X, y = blobs
+    ids = [f"{i:06d}" for i in range(len(y))]
+    pq.write_table(pa.table({"id": ids, "embedding": list(X)}), "t.parquet")
+    Path("labels.csv").write_text("id,label\n" + "".join(f"{i},{c}\n" for i, c in zip(ids, y, strict=True)))
+    assert main(["audit", "t.parquet", "--labels", "labels.csv", "--device", "cpu"]) == 0
+    assert summary_of("t-audit")["input"]["n_labelled"] == len(y)
+    assert sorted(rows_of("t-audit")["id"].to_pylist()) == ids
+
+
+def test_a_run_whose_name_holds_a_dot(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained / "run", tmp_path / "photos-v1.5")
+    assert main(["audit", "photos-v1.5", "--device", "cpu"]) == 0
+    assert rows_of("photos-v1.5-audit").num_rows > 0
+
+
+def test_a_run_that_read_no_labels_is_audited_with_them(tmp_path: Path) -> None:
+    images = write_folder(tmp_path, example_images(48, size=(8, 8), n_classes=4))
+    assert main(["train", str(images), "--output", str(tmp_path / "run"), "--label-key", "", *TRAIN]) == 0
+    assert main(["audit", str(tmp_path / "run"), "--output", str(tmp_path / "out"), "--device", "cpu"]) == 0
+    assert len(rows_of(tmp_path / "out")) == 48
+
+
+def test_a_row_of_zeros_is_refused_in_a_whole_sentence(blobs: Any, tmp_path: Path, capsys: Any) -> None:
+    X = blobs[0].copy()
+    X[5] = 0
+    np.savez(tmp_path / "zero.npz", embeddings=X, labels=blobs[1])
+    said = refused(capsys, str(tmp_path / "zero.npz"), "--output", str(tmp_path / "out"))
+    assert said.endswith("a zero vector has no direction; remove these rows.\n")

@@ -145,7 +145,7 @@ class ViewConfig:
     """Width and height of a view in pixels; by default that of the images up to 96, and 224 for larger ones."""
 
     augmentation: Literal["auto", "digits", "32", "64", "224"] = "auto"
-    """The set of augmentations: that for images of this many pixels, or digits, which crops, turns and slants."""
+    """The set of augmentations: that for images of this many pixels, or digits, without mirroring or colour."""
 
     crop_scale: float | None = None
     """The least share of an image that a view shows; by default that of the augmentation."""
@@ -411,10 +411,10 @@ class EvaluateConfig:
     """Labelled images that judge (or a table, for a table); by default a tenth of the data is held out."""
 
     protocols: tuple[ProtocolName, ...] | None = None
-    """What to measure; by default knn, linear, clustering and k, as far as they apply."""
+    """What to measure; by default knn, linear, clustering and k, where they apply, and transfer if it has a set."""
 
     transfer: str | None = None
-    """For transfer: another labelled set that a classifier learns from, or a folder of VOC2007."""
+    """For transfer: another labelled set to learn from; a folder of VOC2007, or FOLDER::TABLE of several classes."""
 
     transfer_test: str | None = None
     """For transfer: the images of that set that judge; by default a tenth is held out, or VOC's own test images."""

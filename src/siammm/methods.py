@@ -7,7 +7,7 @@ for small images (SimSiam, ProPos), the small presets take it; else they keep th
 
 Losses here are sums over the two views, and the contrastive one is multiplied by 2 tau. Where a paper's is another
 multiple, ``cluster_weight`` keeps its ratio of the two losses; and a recipe for SGD divides the rate by the same factor
-that it multiplies the decay with, so that an update is the paper's. LARS does not see the size of a loss.
+that it multiplies the decay with, so that an update is the paper's. LARS sees little of the size of a loss.
 
 What is not here: SwAV's and DeepCluster v2's smaller additional crops (both papers also report two crops alone), rates
 of the predictor's own (constant in SimSiam, tenfold in ProPos), momentum encoders of constant momentum (PCL, ProPos on

@@ -52,7 +52,7 @@ PRESETS: dict[PresetName, TrainConfig] = {
         clustering=ClusteringConfig(cluster_after=0.5, merge_share=0.2),
         # Few images make few updates an epoch: small batches, and a momentum encoder that follows quickly.
         optimisation=OptimisationConfig(
-            epochs=80,
+            epochs=60,
             batch_size=64,
             learning_rate=0.3,
             optimiser="sgd",
@@ -120,6 +120,8 @@ def check_settings(config: TrainConfig) -> None:
         raise InputError(
             f"--cluster-loss scattering compares all clusters of a batch, but --merge is {clustering.merge}; use none."
         )
+    if objective.cluster_loss == "scattering" and clustering.n_components == 1:
+        raise InputError("--cluster-loss scattering keeps clusters apart, but --n-components is 1; use at least 2.")
     if objective.cluster_loss == "swapped" and network.predictor_layers:
         raise InputError(
             f"--cluster-loss swapped predicts codes, not embeddings, but --predictor-layers is "

@@ -206,8 +206,8 @@ def test_presets():
     assert views(64)[0].blur_sigma == (0.1, 1.0)
     assert views(64)[0].blur_kernel == 7
     for digits in views(8):
-        assert digits.flip == digits.jitter_probability == digits.grey == digits.blur == digits.solarise == 0.0
-        assert not digits.jitters
+        assert digits.flip == digits.grey == digits.blur == digits.solarise == digits.saturation == digits.hue == 0.0
+        assert (digits.jitter_probability, digits.brightness, digits.contrast) == (0.8, 0.4, 0.4)
         assert digits.scale == (0.7, 1.0)
         assert (digits.rotation, digits.shear, digits.turns) == (15.0, 15.0, True)
     assert not views(32)[0].turns

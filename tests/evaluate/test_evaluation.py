@@ -134,7 +134,10 @@ def test_other_images_are_not_compared(part: str) -> None:
     data = evaluation().data | {part: {"name": "z", "fingerprint": "3"}}
     found = compare([evaluation("a", 0.5), evaluation("b", 0.7, data=data)])
     assert not any(any(row.best) for row in found.rows)
-    assert any(f"The {'training' if part == 'train' else 'test'} images differ" in text for text in found.warnings)
+    assert any(
+        f"The {'training' if part == 'train' else 'test'} images or their labels differ" in text
+        for text in found.warnings
+    )
 
 
 def test_other_recipes_are_not_compared() -> None:
@@ -150,3 +153,31 @@ def test_seeds_and_seen_images_are_told() -> None:
     assert found.names == ["a #1", "b", "a #2"]
     assert any("were seen in training differs (a #1: no; b: yes; a #2: no)" in text for text in found.warnings)
     assert any("The seeds differ" in text for text in found.warnings)
+
+
+def test_other_labels_of_the_same_images_are_not_compared() -> None:
+    plain = evaluation().data
+    data = [plain | {"test": plain["test"] | {"labels": digest}} for digest in ("3", "4")]
+    found = compare([evaluation("a", 0.5, data=data[0]), evaluation("b", 0.7, data=data[1])])
+    assert not any(any(row.best) for row in found.rows)
+    assert any("The test images or their labels differ" in text for text in found.warnings)
+    # An evaluation that does not say which labels they were is taken to be of the same.
+    assert any(any(row.best) for row in compare([evaluation("a", 0.5), evaluation("b", 0.7, data=data[1])]).rows)
+
+
+def test_other_images_of_transfer_are_told() -> None:
+    result = dataclasses.replace(evaluation().results[0], protocol="transfer")
+    data = [evaluation().data | {"transfer": {"fingerprint": f}, "transfer_test": {"fingerprint": "5"}} for f in "67"]
+    same = compare([evaluation("a", results=[result], data=data[0]), evaluation("b", results=[result], data=data[0])])
+    assert (any(row.best[0] for row in same.rows), same.warnings) == (True, [])
+    other = compare([evaluation("a", results=[result], data=data[0]), evaluation("b", results=[result], data=data[1])])
+    assert not any(any(row.best) for row in other.rows)
+    assert other.warnings == ["The images of transfer differ: its figures cannot be compared, and none is marked."]
+
+
+def test_the_evaluation_of_a_table_is_found_by_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("table.npz").write_bytes(b"PK")
+    (tmp_path / "table-evaluation").mkdir()
+    evaluation("table.npz").write(tmp_path / "table-evaluation")
+    assert read_evaluation(Path("table.npz")).subject["name"] == "table.npz"

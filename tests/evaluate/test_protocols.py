@@ -156,7 +156,9 @@ def test_a_class_of_one_image_teaches() -> None:
     labels = np.arange(40) % 39
     teach, _ = held_out(labels)
     assert set(labels[teach]) == set(labels)
-    with pytest.raises(InputError, match="19 images, but 20 or more are needed to hold a tenth out; give a --test set"):
+    with pytest.raises(
+        InputError, match="19 images, but 20 or more are needed to hold a tenth out; give a set with --test"
+    ):
         held_out(np.zeros(19))
 
 
@@ -216,3 +218,27 @@ def test_scores_are_those_of_the_labels_given(small: Known, tmp_path: Path) -> N
     fitted = k_means(train.row_ND, 4, seed=3)
     scores = clustering_scores(train.labels, np.asarray(fitted.labels_))
     assert found.figures["k-means 4, train: AMI"].mean == pytest.approx(scores.ami)
+
+
+def test_a_number_below_zero_is_no_label(small: Known, tmp_path: Path) -> None:
+    labels = small.y.copy()
+    labels[:7] = -1
+    measured = table(tmp_path, small.X, labels)
+    assert measured.n_classes == len(np.unique(small.y))
+    assert len(measured.train.labels) + len(measured.test.labels) == len(labels) - 7
+    assert measured.train.n_unlabelled == 7
+
+
+@pytest.mark.parametrize("kind", [float, str])
+def test_labels_of_two_types_are_the_same_classes(small: Known, tmp_path: Path, kind: Any) -> None:
+    measured = table(tmp_path, small.X, small.y, test=(small.X, small.y.astype(kind)))
+    assert (measured.train.labels == measured.test.labels).all()
+    assert sorted(measured.class_names) == sorted({str(value) for value in small.y.tolist()})
+
+
+def test_what_the_record_says_of_tables(small: Known, tmp_path: Path) -> None:
+    for name in ("a.npz", "b.npz"):
+        np.savez(tmp_path / name, embeddings=small.X.astype(np.float32), labels=small.y)
+    subject = open_subject(str(tmp_path / "a.npz"))
+    ready = prepared(subject, data=None, test=str(tmp_path / "b.npz"), device=CPU, reading=DataConfig())
+    assert [ready.data[part]["name"] for part in ("train", "test")] == [str(tmp_path / f) for f in ("a.npz", "b.npz")]

@@ -139,6 +139,12 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
         read_tensors(tmp_path / "empty.pth")
 
 
+def test_an_empty_file_of_weights_has_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "w.pth").write_bytes(b"")
+    with pytest.raises(StoredFileError, match=r"is not a whole file of weights \(EOFError\)"):
+        read_tensors(tmp_path / "w.pth")
+
+
 def test_timm_and_torchvision_agree(resnet: dict[str, torch.Tensor], tmp_path: Path) -> None:
     """Two libraries, one file: the same features, which are those before the last layer."""
     torch.save({"state_dict": under("module.encoder_q.", resnet)}, tmp_path / "w.pth")
@@ -213,6 +219,21 @@ def test_runs_that_cannot_be_measured(run: Path, tmp_path: Path) -> None:
 
 
 # -- tables
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_sizes_that_are_none(size: int) -> None:
+    with pytest.raises(InputError, match=f"--image-size is {size}, but an image has 1 pixel or more"):
+        open_subject("torchvision:resnet18:w.pth", image_size=size)
+
+
+def test_a_model_that_takes_one_size_alone(tmp_path: Path) -> None:
+    model = torchvision.models.get_model("swin_t", weights=None)
+    torch.save(model.state_dict(), tmp_path / "w.pth")
+    given = f"torchvision:swin_t:{tmp_path / 'w.pth'}"
+    with pytest.raises(InputError, match=r"cannot be shown images of 1 x 1 pixels \(.+\); give another --image-size"):
+        open_subject(given, image_size=1)
+    assert isinstance(open_subject(given, image_size=64), ImageSubject)
 
 
 def test_a_table(tmp_path: Path) -> None:

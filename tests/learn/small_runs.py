@@ -118,7 +118,8 @@ def everything(training: Training, trained: Trained | None = None) -> dict[str, 
     tensors = {
         **checkpoint.with_prefix("network", training.network.state_dict()),
         **checkpoint.with_prefix("optimiser", checkpoint.optimiser_tensors(training.optimiser)),
-        **checkpoint.with_prefix("clustering", training.clustering.as_tensors()),
+        **training._clustering_tensors(),
+        **({} if training.step.queue is None else {"queue": training.step.queue.view_2QD}),
         "bank": training.bank.view_2ND[:, :-1],
         "totals": training.step.totals,
     }

@@ -172,7 +172,7 @@ def test_predictions_have_gradients_and_targets_have_none() -> None:
     v_1, v_2, z_1, z_2, _ = network(x_1, x_2)
     v_1m, v_2m = network.targets(x_1, x_2, z_1, z_2)
     assert all(v.shape == (12, 16) for v in (v_1, v_2, z_1, z_2, v_1m, v_2m))
-    assert [v.requires_grad for v in (v_1, v_2, z_1, z_2, v_1m, v_2m)] == [True, True, False, False, False, False]
+    assert [v.requires_grad for v in (v_1, v_2, z_1, z_2, v_1m, v_2m)] == [True, True, True, True, False, False]
     # Fresh from the copy, both encoders say the same of the same batch.
     torch.testing.assert_close(v_1m, z_1, rtol=0, atol=0)
     loss_of(v_1, v_2, v_1m, v_2m).backward()

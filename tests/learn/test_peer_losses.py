@@ -180,6 +180,15 @@ def test_a_queue_keeps_the_newest_and_forgets_the_oldest() -> None:
     assert queue.view_2QD.shape == (2, 6, D)
 
 
+def test_a_queue_without_a_seed_is_empty_until_it_is_full() -> None:
+    queue = Queue(6, D, torch.device("cpu"))
+    full: list[bool] = []
+    for _ in range(2):
+        full.append(bool(queue.is_full))
+        queue.push(drawn(4, D), drawn(4, D, seed=1))
+    assert [*full, bool(queue.is_full)] == [False, False, True]
+
+
 def test_a_queue_starts_the_same_from_the_same_seed() -> None:
     device = torch.device("cpu")
     assert torch.equal(Queue(4, 3, device, seed=1).view_2QD, Queue(4, 3, device, seed=1).view_2QD)

@@ -85,7 +85,7 @@ def audit(config: AuditConfig) -> None:
     check_number("--threshold", config.threshold, lambda value: 0 < value < 1, "it is a probability between 0 and 1")
     if config.plant is not None:
         check_number("--plant", config.plant, lambda value: 0 < value < 0.5, "it is a share above 0 and below 0.5")
-    output = config.output or Path(f"{config.subject.resolve().stem}-audit")
+    output = config.output or _default_output(config.subject)
     check_new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES)
     console = Console(highlight=False)
     with distributed.setup(config.device) as context, _Progress() as progress:
@@ -103,6 +103,12 @@ def audit(config: AuditConfig) -> None:
         (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
     show(images, found, planted, config.show, seconds, console)
     console.print(f"\nWritten to [bold]{escape(str(output))}[/]: {SUSPECTS}, {SUMMARY}")
+
+
+def _default_output(subject: Path) -> Path:
+    """The folder that an audit goes to when nobody said. A run's name may hold a dot, which begins no extension."""
+    whole = subject.expanduser().resolve()
+    return Path(f"{whole.name if whole.is_dir() else whole.stem}-audit")
 
 
 def audited(
@@ -326,7 +332,8 @@ def _of_run(config: AuditConfig, device: torch.device, progress: _Progress) -> I
         reading = dataclasses.replace(
             reading,
             image_key=reading.image_key or stored.reading.image_key,
-            label_key=reading.label_key or stored.reading.label_key,
+            # That a run read no labels does not count: here they are what it is about.
+            label_key=reading.label_key or stored.reading.label_key or None,
         )
     source = open_source(data, image_key=reading.image_key, label_key=reading.label_key, max_pixels=reading.max_pixels)
     if not len(source):
@@ -392,7 +399,7 @@ def _clustered(images: Images, config: AuditConfig) -> Images:
             warnings.simplefilter("error", ZeroRowWarning)
             mixture.fit(embeddings)
     except ZeroRowWarning as error:
-        raise InputError(str(error).replace("use GaussianMixture", "use other embeddings")) from error
+        raise InputError(str(error).partition(", or use GaussianMixture")[0].rstrip(".") + ".") from error
     return dataclasses.replace(images, clusters=_soft(mixture, embeddings), n_clusters=int(mixture.n_components_))
 
 
@@ -447,7 +454,14 @@ def _read_labels(path: Path, id_column: str | None, label_column: str | None) ->
             return None, labels
         if suffix not in (".csv", ".parquet", ".pq"):
             raise InputError(f"{path} ends in {suffix!r}, but labels are read from .csv, .parquet and .npy files.")
-        table = pyarrow.csv.read_csv(path) if suffix == ".csv" else pq.read_table(path)
+        if suffix == ".csv":
+            # Ids are read as text: 000123 is not the number 123.
+            as_text = pyarrow.csv.ConvertOptions(
+                column_types=dict.fromkeys([id_column] if id_column else ID_KEYS, pa.string())
+            )
+            table = pyarrow.csv.read_csv(path, convert_options=as_text)
+        else:
+            table = pq.read_table(path)
     except (OSError, ValueError, pa.ArrowException) as error:
         if isinstance(error, InputError):
             raise
@@ -471,7 +485,8 @@ def _check_labels(images: Images) -> None:
     labelled = images.labels[images.labels >= 0]
     if not len(labelled):
         raise InputError(
-            f"{images.name} has no labels, or not for all images; an audit needs them: give --labels or --label-column."
+            f"{images.name} has no labels, or not for all images; an audit needs them: give --labels, or name "
+            "them with --label-column (of a table) or --label-key (of a run's images)."
         )
     audits.check_classes(labelled, images.classes)
 

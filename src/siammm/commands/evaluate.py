@@ -15,7 +15,7 @@ from rich.table import Table
 
 from siammm.config import EvaluateConfig
 from siammm.data.folders import check_new_folder, new_folder
-from siammm.errors import InputError
+from siammm.errors import InputError, SiamMMError
 from siammm.evaluate import evaluation as record
 from siammm.evaluate.evaluation import Evaluation, Figure, Result
 from siammm.evaluate.measured import Measured
@@ -36,19 +36,28 @@ def evaluate(config: EvaluateConfig) -> None:
         if context.world_size > 1:
             raise InputError(f"evaluate runs in one process, but there are {context.world_size}; start it by itself.")
         try:
-            found = evaluated(config, context.device, console)
+            found, stopped = evaluated(config, context.device, console)
         except torch.OutOfMemoryError as error:
-            raise InputError(
-                "The GPU has not enough memory for this; measure with fewer images, or use --device cpu."
-            ) from error
+            raise _no_memory() from error
     with new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES) as folder:
         found.write(folder)
     show(found, console)
-    console.print(f"\nWritten to [bold]{escape(str(output / record.FILE))}[/].")
+    missing = f" {', '.join(found.unfinished)} not measured." if found.unfinished else ""
+    console.print(f"\nWritten to [bold]{escape(str(output / record.FILE))}[/].{missing}")
+    if isinstance(stopped, torch.OutOfMemoryError):
+        raise _no_memory() from stopped
+    if stopped is not None:
+        raise stopped
 
 
-def evaluated(config: EvaluateConfig, device: torch.device, console: Console) -> Evaluation:
-    """Open everything, and measure."""
+def _no_memory() -> InputError:
+    return InputError("The GPU has not enough memory for this; measure with fewer images, or use --device cpu.")
+
+
+def evaluated(
+    config: EvaluateConfig, device: torch.device, console: Console
+) -> tuple[Evaluation, BaseException | None]:
+    """Open everything, and measure; what is measured is not lost where a later protocol fails or is interrupted."""
     _check_seeds(config.seeds)
     subject = open_subject(
         config.subject,
@@ -85,19 +94,30 @@ def evaluated(config: EvaluateConfig, device: torch.device, console: Console) ->
         )
         check(protocols, measured, settings)
         announce(measured, [one.name for one in protocols], data, ready.test_images, console)
-        results = [measure(protocol, measured, settings, config.seeds) for protocol in protocols]
+        results: list[Result] = []
+        stopped: BaseException | None = None
+        for protocol in protocols:
+            try:
+                results.append(measure(protocol, measured, settings, config.seeds))
+            except (KeyboardInterrupt, SiamMMError, torch.OutOfMemoryError) as error:
+                if not results:
+                    raise
+                stopped = error
+                break
     if measured.set_aside:
         data["set_aside"] = measured.set_aside
         n_bad = sum(len(reasons) for reasons in measured.set_aside.values())
         console.print(f"{n_bad:,} images could not be read and were left out.", style="yellow")
-    return Evaluation(
+    found = Evaluation(
         subject=subject.record,
         data=data,
         test_images=ready.test_images,
         seeds=list(config.seeds),
         results=results,
         environment=record.environment(shlex.join(["siammm", *sys.argv[1:]])),
+        unfinished=[one.name for one in protocols[len(results) :]],
     )
+    return found, stopped
 
 
 def announce(measured: Measured, protocols: Sequence[str], data: dict, test_images: dict, console: Console) -> None:
@@ -110,6 +130,9 @@ def announce(measured: Measured, protocols: Sequence[str], data: dict, test_imag
         f"training and {test['n_images']:,} test {what} ({how}) of {measured.n_classes:,} classes, on "
         f"{measured.device}."
     )
+    n_unlabelled = sum(int(part.get("n_unlabelled", 0)) for part in (train, test))
+    if n_unlabelled:
+        console.print(f"{n_unlabelled:,} rows without a label (missing, or below 0) take no part.", style="yellow")
     console.print(escape(test_images["why"]), style="yellow" if test_images["seen"] else "dim")
     if test_images.get("in_train"):
         console.print(

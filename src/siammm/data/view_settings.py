@@ -130,8 +130,9 @@ def views(size: int, preset: Preset = "auto") -> tuple[ViewSettings, ViewSetting
 
     "224" is MoCo v3's asymmetric pair: the first view is always blurred, the second seldom but at times solarised.
     "64" is the same with a blur that suits 64 pixels, "32" leaves the blur out, and "digits" crops, turns and slants
-    a little: a mirrored digit is another one. The blur of "224" and "64" grows with the size. "auto" takes the preset
-    of the nearest size; up to 16 pixels that is "digits".
+    a little and changes brightness and contrast, as pens do, but mirrors nothing: a mirrored digit is another one. The
+    blur of "224" and "64" grows with the size. "auto" takes the preset of the nearest size; up to 16 pixels that is
+    "digits".
     """
     if preset not in PRESETS:
         raise InputError(f"The preset is {preset!r}, but these exist: {', '.join(PRESETS)}; give one of them.")
@@ -144,7 +145,8 @@ def views(size: int, preset: Preset = "auto") -> tuple[ViewSettings, ViewSetting
             rotation=15.0,
             shear=15.0,
             flip=0.0,
-            jitter_probability=0.0,
+            saturation=0.0,
+            hue=0.0,
             grey=0.0,
             mean=(0.5, 0.5, 0.5),
             std=(0.5, 0.5, 0.5),

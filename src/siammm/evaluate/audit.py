@@ -35,9 +35,9 @@ from torch import Tensor
 
 from siammm.errors import InputError
 from siammm.evaluate import kernel
+from siammm.evaluate.knn import chunk_rows
 from siammm.evaluate.linear import out_of_fold_probabilities
 from siammm.mixture.checks import check_at_least, check_number
-from siammm.mixture.neighbours import score_chunk_rows
 
 Array = Tensor | np.ndarray
 Progress = Callable[[str], None]
@@ -193,7 +193,7 @@ def _nearest(unit_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
     n = unit_ND.shape[0]
     index_Nk = torch.empty(n, k, dtype=torch.int64, device=unit_ND.device)
     vote_Nk = unit_ND.new_empty(n, k)
-    rows = score_chunk_rows(unit_ND.device, unit_ND.dtype, n)
+    rows = chunk_rows(unit_ND.device, unit_ND.dtype, n)
     for start in range(0, n, rows):
         piece = slice(start, start + rows)
         cosine_RN = unit_ND[piece] @ unit_ND.T

@@ -82,6 +82,8 @@ class Evaluation:
     results: list[Result]
     environment: dict[str, Any]
     """Date, command, commit, versions of the libraries, machine."""
+    unfinished: list[str] = field(default_factory=list)
+    """Protocols that were asked for, but not reached before the evaluation was stopped."""
 
     def write(self, folder: Path) -> None:
         """Write it into a folder."""
@@ -110,7 +112,9 @@ def read_evaluation(path: Path) -> Evaluation:
 
 def _file(path: Path) -> Path:
     path = path.expanduser()
-    candidates = [path] if path.is_file() else [path / FILE, default_output(str(path)) / FILE]
+    here = default_output(str(path)) / FILE
+    # A file of another kind is the subject of an evaluation, such as a table of embeddings.
+    candidates = ([path, here] if path.suffix == ".json" else [here, path]) if path.is_file() else [path / FILE, here]
     if path.is_dir():
         candidates.append(path.resolve().with_name(f"{path.resolve().name}-evaluation") / FILE)
     found = next((candidate for candidate in candidates if candidate.is_file()), None)
@@ -219,8 +223,12 @@ def compare(evaluations: Sequence[Evaluation]) -> Comparison:
         warning = _warning_about_recipe(protocol, evaluations, found)
         if warning is not None:
             warnings.append(warning)
-        sets = {_sets(one, protocol) for one, result in zip(evaluations, found, strict=True) if result is not None}
-        comparable = warning is None and len(sets) == 1
+        parts = ("transfer", "transfer_test") if protocol == "transfer" else ("train", "test")
+        having = [one for one, result in zip(evaluations, found, strict=True) if result is not None]
+        same = not any(_differ(having, part) for part in parts)
+        if protocol == "transfer" and not same:
+            warnings.append("The images of transfer differ: its figures cannot be compared, and none is marked.")
+        comparable = warning is None and same
         neutral = {name for result in found if result is not None for name in result.neutral}
         for name in (name for owner, name in order if owner == protocol):
             figures = [None if result is None else result.figures.get(name) for result in found]
@@ -238,21 +246,20 @@ def _best(figures: Sequence[Figure | None]) -> list[bool]:
     return [mean == max(measured) for mean in means]
 
 
-def _sets(evaluation: Evaluation, protocol: str) -> tuple[Any, ...]:
-    """The images that a protocol's figures are of."""
-    parts = ("transfer", "transfer_test") if protocol == "transfer" else ("train", "test")
-    data: Mapping[str, Any] = evaluation.data
-    return tuple((data.get(part) or {}).get("fingerprint") for part in parts)
+def _differ(evaluations: Sequence[Evaluation], part: str) -> bool:
+    """Whether a set is not of the same images with the same labels in all of them."""
+    sets: list[Mapping[str, Any]] = [one.data.get(part) or {} for one in evaluations]
+    labels = {one["labels"] for one in sets if "labels" in one}
+    return len({one.get("fingerprint") for one in sets}) > 1 or len(labels) > 1
 
 
 def _warnings_about_data(evaluations: Sequence[Evaluation]) -> list[str]:
     found: list[str] = []
     for part, what in (("train", "training images"), ("test", "test images")):
-        known = {(one.data.get(part) or {}).get("fingerprint") for one in evaluations}
-        if len(known) > 1:
+        if _differ(evaluations, part):
             names = {str((one.data.get(part) or {}).get("name")) for one in evaluations}
             said = f" ({', '.join(sorted(names))})" if len(names) > 1 else ""
-            found.append(f"The {what} differ{said}: figures cannot be compared, and none is marked.")
+            found.append(f"The {what} or their labels differ{said}: figures cannot be compared, and none is marked.")
     for key, what in (("seen", "were seen in training"), ("clustered", "were among those clustered")):
         answers = {one.test_images.get(key) for one in evaluations}
         if len(answers) > 1:

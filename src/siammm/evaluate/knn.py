@@ -100,7 +100,7 @@ def knn_predictions(
             "two at least."
         )
     widest = min(max((k for k, _ in rules), default=1), n_bank - leave_one_out)
-    rows = chunk or _chunk_rows(bank_BD.device, dtype, n_bank)
+    rows = chunk or chunk_rows(bank_BD.device, dtype, n_bank)
     bank_BD = _unit(bank_BD, dtype)
     predicted = [torch.empty(n_queries, dtype=torch.int64, device=bank_BD.device) for _ in rules]
     with torch.no_grad(), torch.autocast(bank_BD.device.type, enabled=False):
@@ -167,7 +167,8 @@ def knn_accuracies(
     return [count / labels_Q.shape[0] for count in right.tolist()]
 
 
-def _chunk_rows(device: torch.device, dtype: torch.dtype, n_bank: int) -> int:
+def chunk_rows(device: torch.device, dtype: torch.dtype, n_bank: int) -> int:
+    """Queries to score against the whole bank at once."""
     if device.type == "cpu":
         return max(16, _CPU_SCORE_BYTES // (dtype.itemsize * n_bank))
     return score_chunk_rows(device, dtype, n_bank)

@@ -221,7 +221,7 @@ def numbered_together(
             )
         values.append(array)
     codes, classes = label_codes(_joined(values))
-    missing = (codes < 0) | np.concatenate([_below_zero(array) for array in values])
+    missing = (codes < 0) | np.concatenate([below_zero(array) for array in values])
     for name, absent, n in (("training", missing[:n_train], n_train), ("test", missing[n_train:], n_test)):
         if absent.any():
             raise InputError(
@@ -280,7 +280,7 @@ def labels_as_array(labels: Labels) -> np.ndarray:
     return values.astype(np.int64) if kinds and kinds <= {int, np.int64, np.int32} else values
 
 
-def _below_zero(labels: np.ndarray) -> np.ndarray:
+def below_zero(labels: np.ndarray) -> np.ndarray:
     """Which labels are negative numbers: the sources' and many tables' way of saying that there is none."""
     if labels.dtype.kind in "iufb":
         return labels < 0

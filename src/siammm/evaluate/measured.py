@@ -61,6 +61,10 @@ class Part:
     """For images of several classes each: N x C, 1 there, 0 not there, -1 not counted; the labels then mean nothing."""
     class_names: list[str] | None = None
     """What the columns of the targets are called."""
+    table: str | None = None
+    """The file that rows are of."""
+    n_unlabelled: int = 0
+    """Rows of a table that take no part because they have no label."""
     _features: Features | None = field(default=None, repr=False)
 
 

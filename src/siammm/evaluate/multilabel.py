@@ -145,7 +145,12 @@ def svm_map(
             "both with the same encoder."
         )
     train_NC, test_NC = check_targets(train_targets, ndim=2), check_targets(test_targets, ndim=2)
-    names = _checked_classes(train_NC, test_NC, len(train_ND), len(test_ND), class_names)
+    for part, targets_NC, rows_ND in (("training", train_NC, train_ND), ("test", test_NC, test_ND)):
+        if len(targets_NC) != len(rows_ND):
+            raise InputError(
+                f"There are {len(targets_NC)} rows of {part} targets for {len(rows_ND)} features; give one for each."
+            )
+    names = check_classes(train_NC, test_NC, class_names=class_names)
     if settings.normalise:
         train_ND, test_ND = _unit(train_ND), _unit(test_ND)
 
@@ -200,13 +205,8 @@ def check_targets(targets: Array, *, ndim: int) -> np.ndarray:
     return values.astype(np.int8)
 
 
-def _checked_classes(
-    train_NC: np.ndarray, test_NC: np.ndarray, n_train: int, n_test: int, class_names: Sequence[str] | None
-) -> list[str]:
-    """The names of the classes, each of which has something to be learned and judged by."""
-    for part, targets_NC, n in (("training", train_NC, n_train), ("test", test_NC, n_test)):
-        if len(targets_NC) != n:
-            raise InputError(f"There are {len(targets_NC)} rows of {part} targets for {n} features; give one for each.")
+def check_classes(train_NC: np.ndarray, test_NC: np.ndarray, *, class_names: Sequence[str] | None = None) -> list[str]:
+    """The names of the classes; refuses any that has nothing to be learned or judged by."""
     n_classes = train_NC.shape[1]
     if n_classes != test_NC.shape[1] or n_classes == 0:
         raise InputError(

@@ -18,15 +18,18 @@ from siammm.data.embeddings import EmbeddingTable, read_embeddings
 from siammm.data.source import Source
 from siammm.data.sources import open_source
 from siammm.data.subset import SourceSubset
-from siammm.data.voc import open_voc
+from siammm.data.voc import MultiLabelSet, open_targets, open_voc
 from siammm.errors import InputError, SiamMMError
 from siammm.evaluate.clustering import label_codes
+from siammm.evaluate.linear import below_zero
 from siammm.evaluate.measured import Measured, Part, Progress, silent
 from siammm.evaluate.split import HELD_OUT, aligned_labels, held_out, n_shared
 from siammm.evaluate.subject import ImageSubject, Subject, TableSubject
 
 # One split for all seeds and all subjects: figures are of the same images, and deviations of the protocols alone.
 _SPLIT_SEED = 0
+# What tables of targets end in.
+_TARGETS = (".csv", ".tsv", ".parquet", ".pq")
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,12 @@ def described(pair: Pair, fingerprints: list[str], *, names: tuple[str, str] = (
     return {
         **{
             name: {
-                "name": part.source.name if part.source is not None else part.name,
+                "name": part.source.name if part.source is not None else part.table or part.name,
                 "fingerprint": fingerprint,
+                "labels": _rows_fingerprint(part, pair.class_names),
                 "n_images": len(part.labels),
                 "n_classes": len(np.unique(part.labels)) if part.targets is None else part.targets.shape[1],
+                **({"n_unlabelled": part.n_unlabelled} if part.n_unlabelled else {}),
             }
             for name, part, fingerprint in zip(names, (pair.train, pair.test), fingerprints, strict=True)
         },
@@ -113,6 +118,8 @@ def open_transfer(measured: Measured, data: str, test: str | None) -> dict[str, 
         raise InputError(f"{measured.subject.name} is a table, which cannot see other images; leave --transfer out.")
     if is_voc(data):
         pair = _open_voc(data, test, measured.reading)
+    elif _targets_table(data) is not None:
+        pair = _open_targets(data, test, measured.reading)
     else:
         pair, _ = open_pair(data, test, measured.reading, what="transfer ", flag="--transfer-test")
     measured.transfer = (pair.train, pair.test)
@@ -135,17 +142,59 @@ def _open_voc(data: str, test: str | None, reading: DataConfig) -> Pair:
     root, split = _root_and_split(data if test is None else test, "test")
     split = "test" if test is None else split
     judging = open_voc(root, split, class_names=teaching.class_names, max_pixels=reading.max_pixels)
+    # Sets in VOC's layout may be of a few of its 20 classes; those that no image has are nothing to learn or to judge.
+    there_C = (teaching.targets != 0).any(axis=0) | (judging.targets != 0).any(axis=0)
+    names = [name for name, there in zip(teaching.class_names, there_C, strict=True) if there]
+    if not names:
+        raise InputError(f"No image of {data} shows anything by its annotations; give a set that does.")
     train, tests = (
-        Part(
-            f"transfer {name}",
-            np.zeros(len(images.source), dtype=np.int64),
-            source=images.source,
-            targets=images.targets,
-            class_names=images.class_names,
-        )
+        _several(name, images.source, images.targets[:, there_C], names)
         for name, images in (("training", teaching), ("test", judging))
     )
-    return Pair(train, tests, teaching.class_names, {"kind": "given"})
+    absent = [name for name in teaching.class_names if name not in names]
+    return Pair(train, tests, names, {"kind": "given"} | ({"absent_classes": absent} if absent else {}))
+
+
+def _open_targets(data: str, test: str | None, reading: DataConfig) -> Pair:
+    """Images with a table of their classes, ``FOLDER::TABLE``; a tenth is held out where there are no others."""
+    teaching = _with_targets(data, None, reading)
+    names = teaching.class_names
+    if test is None:
+        n = len(teaching.source)
+        teach, judging = held_out(np.zeros(n, dtype=np.int64), seed=_SPLIT_SEED, flag="--transfer-test")
+        train, tests = (
+            _several(name, SourceSubset(teaching.source, rows), teaching.targets[rows], names)
+            for name, rows in (("training", teach), ("test", judging))
+        )
+        return Pair(train, tests, names, {"kind": "held out", "share": 1 / HELD_OUT, "seed": _SPLIT_SEED})
+    judged = _with_targets(test, names, reading)
+    train, tests = (
+        _several(name, images.source, images.targets, names)
+        for name, images in (("training", teaching), ("test", judged))
+    )
+    return Pair(train, tests, names, {"kind": "given"})
+
+
+def _with_targets(data: str, class_names: list[str] | None, reading: DataConfig) -> MultiLabelSet:
+    table = _targets_table(data)
+    if table is None:
+        raise InputError(f"{data} names no table of classes; give --transfer-test as FOLDER::TABLE, too.")
+    images = open_source(data.rpartition("::")[0], label_key="", max_pixels=reading.max_pixels)
+    if not len(images):
+        raise InputError(f"{data} holds no images; give a folder or file that does.")
+    return open_targets(images, table, class_names=class_names)
+
+
+def _targets_table(data: str) -> Path | None:
+    """The table of classes in ``FOLDER::TABLE``."""
+    images, _, table = data.rpartition("::")
+    return Path(table).expanduser() if images and table.lower().endswith(_TARGETS) else None
+
+
+def _several(name: str, source: Source, targets: np.ndarray, class_names: list[str]) -> Part:
+    """Images of several classes each."""
+    labels = np.zeros(len(source), dtype=np.int64)
+    return Part(f"transfer {name}", labels, source=source, targets=targets, class_names=class_names)
 
 
 def _root_and_split(data: str, usual: str) -> tuple[Path, str]:
@@ -221,7 +270,7 @@ def _seen(subject: ImageSubject, pair: Pair, whole: Source, reading: DataConfig)
     return {"seen": seen, "clustered": seen and subject.mixture is not None, **found, "why": why}
 
 
-def _seen_by_run(subject: ImageSubject, test: Source, whole: Source, reading: DataConfig) -> tuple[bool, str]:
+def _seen_by_run(subject: ImageSubject, test: Source, whole: Source, reading: DataConfig) -> tuple[bool | None, str]:
     if subject.fingerprint == test.fingerprint():
         return True, "The test images are those that the run was trained on."
     held = isinstance(test, SourceSubset)
@@ -234,14 +283,15 @@ def _seen_by_run(subject: ImageSubject, test: Source, whole: Source, reading: Da
     except SiamMMError:
         shared = None
     if shared is None:
-        return False, "The test images are another set than the run's, by fingerprint; single images were not compared."
+        # Another set may still share images with the run's, as a part of it does.
+        return None, "The test images are another set than the run's, but single images could not be compared."
     if shared:
         return True, f"{shared:,} of the {len(test):,} test images are among those that the run was trained on."
     return False, "None of the test images is among those that the run was trained on."
 
 
 def _held_out(codes: np.ndarray, flag: str) -> tuple[np.ndarray, np.ndarray]:
-    teach, judging = held_out(codes, seed=_SPLIT_SEED)
+    teach, judging = held_out(codes, seed=_SPLIT_SEED, flag=flag)
     if not len(judging):
         raise InputError(
             f"There are {len(codes)} images of {len(np.unique(codes))} classes, too few to hold some out; give {flag}."
@@ -259,6 +309,7 @@ def _check_classes(names: list[str], source: str) -> None:
 
 def _tables(table: EmbeddingTable, test: str | None, reading: DataConfig) -> Pair:
     rows, labels = _labelled_rows(table)
+    n_unlabelled, n_test_unlabelled = len(table.embeddings) - len(rows), 0
     if test is not None:
         other = read_embeddings(test, key=reading.image_key, label_column=reading.label_key)
         test_rows, test_labels = _labelled_rows(other)
@@ -267,15 +318,23 @@ def _tables(table: EmbeddingTable, test: str | None, reading: DataConfig) -> Pai
                 f"{test} has {test_rows.shape[1]} columns and {table.source} {rows.shape[1]}; embed both with the same "
                 "encoder."
             )
-        codes, test_codes, names = aligned_labels(_comparable(labels), None, _comparable(test_labels), None)
+        n_test_unlabelled = len(other.embeddings) - len(test_rows)
+        labels, test_labels = _comparable(labels, test_labels)
+        codes, test_codes, names = aligned_labels(labels, None, test_labels, None)
         split: dict[str, Any] = {"kind": "given"}
     else:
-        every, _, names = aligned_labels(_comparable(labels), None, _comparable(labels), None)
+        (labels,) = _comparable(labels)
+        every, _, names = aligned_labels(labels, None, labels, None)
         teach, judging = _held_out(every, "--test")
         codes, test_codes, test_rows, rows = every[teach], every[judging], rows[judging], rows[teach]
         split = {"kind": "held out", "share": 1 / HELD_OUT, "seed": _SPLIT_SEED}
     _check_classes(names, str(table.source))
-    return Pair(Part("training", codes, rows=rows), Part("test", test_codes, rows=test_rows), names, split)
+    return Pair(
+        Part("training", codes, rows=rows, table=str(table.source), n_unlabelled=n_unlabelled),
+        Part("test", test_codes, rows=test_rows, table=test or str(table.source), n_unlabelled=n_test_unlabelled),
+        names,
+        split,
+    )
 
 
 def _labelled_rows(table: EmbeddingTable) -> tuple[np.ndarray, np.ndarray]:
@@ -285,7 +344,8 @@ def _labelled_rows(table: EmbeddingTable) -> tuple[np.ndarray, np.ndarray]:
             f"{table.source} has no labels, and nothing can be measured without; name their column with --label-key, "
             "or save the embeddings with labels as .npz or Parquet."
         )
-    labelled = label_codes(table.labels)[0] >= 0
+    # A number below 0 is many tables' way of saying that there is none.
+    labelled = (label_codes(table.labels)[0] >= 0) & ~below_zero(table.labels)
     if not labelled.any():
         raise InputError(f"None of the {len(labelled)} rows of {table.source} has a label; fill them in.")
     if labelled.all():
@@ -293,9 +353,11 @@ def _labelled_rows(table: EmbeddingTable) -> tuple[np.ndarray, np.ndarray]:
     return table.embeddings[labelled], table.labels[labelled]
 
 
-def _comparable(labels: np.ndarray) -> np.ndarray:
-    """Labels of one type, so that they can be sorted."""
-    return labels if labels.dtype.kind in "iub" else np.array([_plain(value) for value in labels.tolist()])
+def _comparable(*sets: np.ndarray) -> list[np.ndarray]:
+    """Labels of one type, so that they can be sorted, and so that 3, 3.0 and "3" in two files are the same class."""
+    if all(labels.dtype.kind in "iub" for labels in sets):
+        return list(sets)
+    return [np.array([_plain(value) for value in labels.tolist()]) for labels in sets]
 
 
 def _plain(value: object) -> str:
@@ -305,6 +367,9 @@ def _plain(value: object) -> str:
 def _rows_fingerprint(part: Part, class_names: list[str]) -> str:
     """Which samples these are, whatever encoder embedded them: by their number, order and labels."""
     digest = hashlib.sha256(f"siammm rows 1\n{len(part.labels)}\n".encode())
+    if part.targets is not None:
+        digest.update("\n".join(class_names).encode("utf-8", "backslashreplace") + part.targets.tobytes())
+        return digest.hexdigest()
     for code in part.labels.tolist():
         digest.update(class_names[code].encode("utf-8", "backslashreplace") + b"\n")
     return digest.hexdigest()

@@ -14,6 +14,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 from siammm.data.augment import IMAGENET_MEAN, IMAGENET_STD
+from siammm.data.decode import MAX_BAD_IMAGES
 from siammm.data.loader import LoaderKind, Progress
 from siammm.data.source import Source
 from siammm.errors import InputError
@@ -102,6 +103,7 @@ def linear_probe(
     std: Channels = IMAGENET_STD,
     loader: LoaderKind = "auto",
     workers: int | None = None,
+    max_bad_images: float = MAX_BAD_IMAGES,
 ) -> ProbeResult:
     """Train a linear layer on the frozen backbone's features of augmented images, and judge it on clean test images.
 
@@ -113,7 +115,14 @@ def linear_probe(
     view = crop_view(image_size, settings.crop_scale, settings.flip, mean, std)
     with (
         labelled(
-            (train_source, train_labels), (test_source, test_labels), view, device, seed, kind=loader, workers=workers
+            (train_source, train_labels),
+            (test_source, test_labels),
+            view,
+            device,
+            seed,
+            kind=loader,
+            workers=workers,
+            limit=max_bad_images,
         ) as (train, test, classes),
         frozen(backbone, device) as features,
     ):

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from siammm.data.subset import SourceSubset
 from siammm.errors import InputError
 from siammm.evaluate.clustering import clustering_scores, mapped_accuracy, purities
 from siammm.evaluate.evaluation import Figure, Result
@@ -24,7 +25,7 @@ from siammm.evaluate.kmeans import MOST_STEPS, clusters_of, k_means
 from siammm.evaluate.knn import RULES, knn_accuracies
 from siammm.evaluate.linear import PENALTIES, ProbeResult, linear_scores
 from siammm.evaluate.measured import Measured, Part
-from siammm.evaluate.multilabel import svm_map
+from siammm.evaluate.multilabel import check_classes, svm_map
 from siammm.evaluate.probe import LINEAR, PLACES205, LinearSettings, linear_probe
 from siammm.evaluate.semi import FineTuneSettings, fine_tune, labelled_subset, listed_subset, settings_for
 from siammm.evaluate.subject import ImageSubject, TableSubject
@@ -243,6 +244,7 @@ def _probe(measured: Measured, train: Part, test: Part, recipe: LinearSettings, 
         std=subject.view.std,
         loader=reading.loader,
         workers=reading.workers,
+        max_bad_images=reading.max_bad_images,
     )
     return _judged({"": result})
 
@@ -255,13 +257,11 @@ def _semi(measured: Measured, settings: ProtocolSettings, seed: int, first: bool
     chosen_images: dict[str, tuple[np.ndarray, float]] = {}
     if settings.label_lists:
         for path in settings.label_lists:
-            listed = listed_subset(train.source, path)
+            listed = _listed(train, path)
             chosen_images[path.stem] = (listed, len(listed) / len(train.labels))
     else:
         for share in settings.label_shares:
             chosen_images[f"{100 * share:g} %"] = (labelled_subset(train.labels, share, seed), share)
-    if not chosen_images:
-        raise InputError("The protocol semi has no shares of labels; give --label-shares or --label-lists.")
     results: dict[str, ProbeResult] = {}
     for name, (subset, share) in chosen_images.items():
         results[f"{name}: "] = fine_tune(
@@ -280,8 +280,23 @@ def _semi(measured: Measured, settings: ProtocolSettings, seed: int, first: bool
             std=subject.view.std,
             loader=reading.loader,
             workers=reading.workers,
+            max_bad_images=reading.max_bad_images,
         )
     return _judged(results)
+
+
+def _listed(train: Part, path: Path) -> np.ndarray:
+    """The listed images among those that teach."""
+    assert train.source is not None
+    try:
+        return listed_subset(train.source, path)
+    except InputError as error:
+        if not isinstance(train.source, SourceSubset):
+            raise
+        listed_subset(train.source.source, path)  # what is wrong with the list itself is said as it is
+        raise InputError(
+            f"The list {path} names images that are held out to judge; give others to judge with --test."
+        ) from error
 
 
 def _judged(results: dict[str, ProbeResult]) -> Outcome:
@@ -406,11 +421,21 @@ PROTOCOLS: dict[str, Protocol] = {
 
 
 def chosen(names: Sequence[str] | None, measured: Measured) -> list[Protocol]:
-    """The protocols that were asked for, or the quick ones that apply; refuses what does not apply."""
+    """The protocols that were asked for, or the quick ones that apply; refuses what does not apply.
+
+    Whoever gives a set for transfer asks for transfer.
+    """
     if names is None:
-        return [one for one in PROTOCOLS.values() if one.quick and _obstacle(one, measured) is None]
+        return [
+            one
+            for one in PROTOCOLS.values()
+            if (one.quick or (one.needs == "transfer" and measured.transfer is not None))
+            and _obstacle(one, measured) is None
+        ]
     if not names:
         raise InputError(f"There is nothing to measure; give --protocols one or more of {', '.join(PROTOCOLS)}.")
+    if measured.transfer is not None and not any(n in PROTOCOLS and PROTOCOLS[n].needs == "transfer" for n in names):
+        raise InputError("--transfer is given, but transfer is not among --protocols; add it, or leave --transfer out.")
     found: list[Protocol] = []
     for name in dict.fromkeys(names):
         if name not in PROTOCOLS:
@@ -442,13 +467,25 @@ def check(protocols: Sequence[Protocol], measured: Measured, settings: ProtocolS
         if not 1 <= number <= n:
             raise InputError(f"{number:,} clusters were asked of k-means for {n:,} samples; ask for 1 to {n:,}.")
     if "semi" in names and measured.train.source is not None:
+        if not settings.label_lists and not settings.label_shares:
+            raise InputError("The protocol semi has no shares of labels; give --label-shares or --label-lists.")
         for path in settings.label_lists:
-            listed_subset(measured.train.source, path)
-        for share in settings.label_shares:
+            labels = measured.train.labels[_listed(measured.train, path)]
+            lacking = np.setdiff1d(measured.train.labels, labels)
+            if len(lacking):
+                raise InputError(
+                    f"The list {path} has no image of the class {measured.class_names[lacking[0]]!r}, but each of the "
+                    f"{measured.n_classes} classes needs one; add some."
+                )
+        for share in settings.label_shares if not settings.label_lists else ():
             labelled_subset(measured.train.labels, share, seed=0)
         _changed(settings_for(1.0), settings)
     if names & {"linear-paper", "transfer"}:
         _changed(LINEAR, settings)
+    if "transfer" in names and measured.transfer is not None:
+        train, test = (part.targets for part in measured.transfer)
+        if train is not None and test is not None:
+            check_classes(train, test, class_names=measured.transfer[0].class_names)
 
 
 def measure(protocol: Protocol, measured: Measured, settings: ProtocolSettings, seeds: Sequence[int]) -> Result:

@@ -19,6 +19,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 from siammm.data.augment import IMAGENET_MEAN, IMAGENET_STD
+from siammm.data.decode import MAX_BAD_IMAGES
 from siammm.data.loader import LoaderKind, Progress
 from siammm.data.source import Source
 from siammm.data.subset import SourceSubset, positions_of, read_names
@@ -156,6 +157,7 @@ def fine_tune(
     std: Channels = IMAGENET_STD,
     loader: LoaderKind = "auto",
     workers: int | None = None,
+    max_bad_images: float = MAX_BAD_IMAGES,
 ) -> ProbeResult:
     """Train a copy of the backbone and a linear layer on labelled images, and judge it on clean test images.
 
@@ -171,7 +173,14 @@ def fine_tune(
         cast(Any, network).to(memory_format=torch.channels_last)
     view = crop_view(image_size, settings.crop_scale, settings.flip, mean, std)
     with labelled(
-        (train_source, train_labels), (test_source, test_labels), view, device, seed, kind=loader, workers=workers
+        (train_source, train_labels),
+        (test_source, test_labels),
+        view,
+        device,
+        seed,
+        kind=loader,
+        workers=workers,
+        limit=max_bad_images,
     ) as (train, test, classes):
         network.eval()
         with torch.no_grad():

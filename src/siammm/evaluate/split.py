@@ -22,15 +22,16 @@ HELD_OUT = 10
 _COMPARED = 200_000
 
 
-def held_out(labels_N: np.ndarray, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def held_out(labels_N: np.ndarray, *, seed: int = 0, flag: str = "--test") -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the images that teach and of those that test: every tenth, evenly over the classes, by a seeded draw.
 
-    Both are in the order of the source. Every class that has two images or more keeps one to teach.
+    Both are in the order of the source. Every class that has two images or more keeps one to teach. ``flag`` is what a
+    user can give instead.
     """
     n = len(labels_N)
     if n < 2 * HELD_OUT:
         raise InputError(
-            f"There are {n} images, but {2 * HELD_OUT} or more are needed to hold a tenth out; give a --test set."
+            f"There are {n} images, but {2 * HELD_OUT} or more are needed to hold a tenth out; give a set with {flag}."
         )
     drawn = np.random.default_rng(seed).permutation(n)
     # A class after the other, in random order within each: every tenth place falls evenly on all.

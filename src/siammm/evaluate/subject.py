@@ -101,6 +101,8 @@ def open_subject(
     for models of timm and torchvision, by default their own; a run is measured at its own. ``key`` and
     ``label_column`` are for tables.
     """
+    if image_size is not None and image_size < 1:
+        raise InputError(f"--image-size is {image_size}, but an image has 1 pixel or more a side; leave it out.")
     scheme, _, rest = given.partition(":")
     if scheme in ("timm", "torchvision") and rest:
         model, _, path = rest.partition(":")
@@ -242,6 +244,7 @@ def _foreign(
     path: Path | None,
     loaded: weights.Loaded | None,
 ) -> ImageSubject:
+    _try(backbone, given, view.size)
     record: dict[str, Any] = {
         "kind": kind,
         "name": given,
@@ -259,6 +262,22 @@ def _foreign(
         }
     warning = None if loaded is None or path is None else loaded.sentence(path)
     return ImageSubject(name=given, backbone=backbone, view=view, record=record, warning=warning)
+
+
+@torch.no_grad()
+def _try(backbone: nn.Module, given: str, size: int) -> None:
+    """Show the model an image: some take one size alone, and what they say then is a traceback."""
+    backbone.eval()
+    try:
+        feature_1D = backbone(torch.zeros(1, 3, size, size))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+        raise InputError(
+            f"{given} cannot be shown images of {size} x {size} pixels ({reason}); give another --image-size."
+        ) from error
+    if not isinstance(feature_1D, Tensor) or feature_1D.ndim != 2:
+        shape = tuple(feature_1D.shape) if isinstance(feature_1D, Tensor) else type(feature_1D).__name__
+        raise InputError(f"{given} turns an image into {shape}, not into a row of features; measure another model.")
 
 
 def _colours() -> list[tuple[str, tuple[float, float, float]]]:

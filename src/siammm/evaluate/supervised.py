@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from siammm.data import augment
 from siammm.data.augment import ViewSettings
+from siammm.data.decode import MAX_BAD_IMAGES
 from siammm.data.loader import Batch, Loader, LoaderKind, Progress, ResidentLoader, open_loader
 from siammm.data.randomness import permutation
 from siammm.data.source import Source
@@ -105,10 +106,12 @@ def labelled(
     *,
     kind: LoaderKind = "auto",
     workers: int | None = None,
+    limit: float = MAX_BAD_IMAGES,
 ) -> Iterator[tuple[LabelledImages, LabelledImages, list[Any]]]:
     """Training and test images with numbered classes, and the classes; labels are checked before any image is read.
 
-    Images that cannot be read are left out with their labels. The loaders' workers end with the block.
+    Images that cannot be read are left out with their labels, up to the share ``limit`` of all. The loaders' workers
+    end with the block.
     """
     numbers = numbered_together(train[1], test[1], len(train[0]), len(test[0]))
     # Workers always cut two views. The second is made next to nothing: a pixel of a small part of the image.
@@ -116,7 +119,7 @@ def labelled(
     opened: list[LabelledImages] = []
     try:
         for (source, _), codes in zip((train, test), numbers, strict=False):
-            loader = open_loader(source, (view, speck), device, kind=kind, seed=seed, workers=workers)
+            loader = open_loader(source, (view, speck), device, kind=kind, seed=seed, workers=workers, limit=limit)
             opened.append(LabelledImages(loader, codes[loader.sample_N.numpy()]))
         check_classes(opened[0].labels_N.cpu().numpy(), len(numbers[2]))
         yield opened[0], opened[1], numbers[2]

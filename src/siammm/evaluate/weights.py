@@ -70,7 +70,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             f"{path} holds more than tensors, which is never unpickled; save its state_dict alone."
         ) from error
     except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".")
+        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
         raise StoredFileError(f"{path} is not a whole file of weights ({reason}); write it again.") from error
     tensors = dict(_flat(stored, ""))
     if not tensors:

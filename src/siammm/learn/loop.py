@@ -130,6 +130,7 @@ class Training:
                 "the same files."
             )
         self.batch_size = _batch_size(config, n)
+        _check_queue(config, n)
         self.steps_per_epoch = n // self.batch_size
         self.total_steps = self.steps_per_epoch * config.optimisation.epochs
         with torch.random.fork_rng(devices=[]):
@@ -575,6 +576,15 @@ def _batch_size(config: TrainConfig, n_images: int) -> int:
             "processes."
         )
     return batch_size
+
+
+def _check_queue(config: TrainConfig, n_images: int) -> None:
+    size = config.objective.queue_size
+    if config.objective.instance_loss == "contrastive" and size >= n_images:
+        raise InputError(
+            f"--queue-size is {size:,}, but there are {n_images:,} images, so that each would be its own negative; use "
+            "a small part of that."
+        )
 
 
 def _n_components(config: TrainConfig, n_images: int) -> list[int]:
