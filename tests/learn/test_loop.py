@@ -510,7 +510,7 @@ def test_a_loss_that_falls() -> None:
     """Six epochs of four plain colours: the views of an image come together."""
     training = run_through(prepared(small_config(epochs=6)))
     losses = [row["instance_loss"] for row in training.metrics]
-    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < 0.9 * losses[0]
 
 
 # -- sizes
