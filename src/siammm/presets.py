@@ -47,8 +47,9 @@ PRESETS: dict[PresetName, TrainConfig] = {
         preset="demo",
         views=ViewConfig(augmentation="digits"),
         network=NetworkConfig(backbone="conv-small", hidden_dim=256, embedding_dim=64),
-        # So few clusters are far apart: a soft assignment needs a higher temperature, and a sensible encoder first.
-        objective=ObjectiveConfig(temperature=0.1),
+        # So few clusters are far apart: a soft assignment needs a higher temperature, and a sensible encoder first. The
+        # negatives of MoCo v3's loss keep digits apart that so short a training would otherwise merge.
+        objective=ObjectiveConfig(temperature=0.1, instance_loss="contrastive"),
         clustering=ClusteringConfig(cluster_after=0.5, merge_share=0.2),
         # Few images make few updates an epoch: small batches, and a momentum encoder that follows quickly.
         optimisation=OptimisationConfig(
