@@ -211,8 +211,13 @@ def test_a_method_survives_being_stored_and_differs_from_its_preset_in_nothing(n
     check_settings(with_settings(config, n_components=10) if name == "propos" else config)
 
 
-def test_heads_are_the_papers_under_every_preset() -> None:
+def test_heads_and_losses_are_the_papers_under_every_preset() -> None:
     for preset in PRESETS.values():
+        losses = {name: with_method(preset, name).objective.instance_loss for name in PEERS}
+        assert losses == {
+            "byol": "cosine", "simsiam": "simsiam", "moco-v3": "contrastive", "swav": "none", "deepcluster-v2": "none",
+            "pcl": "contrastive", "propos": "cosine",
+        }  # fmt: skip
         simsiam = with_method(preset, "simsiam").network
         assert (simsiam.hidden_dim, simsiam.embedding_dim, simsiam.predictor_hidden_dim) == (2048, 2048, 512)
         norms = {name: with_method(preset, name).network.projector_norm for name in METHODS}

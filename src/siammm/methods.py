@@ -59,7 +59,7 @@ METHODS: dict[MethodName, Method] = {
     "siammm": Method(paper="the paper"),
     "byol": Method(
         paper="Grill et al., Bootstrap Your Own Latent, 2020; the recipe is that of 300 epochs",
-        objective={"cluster_loss": "none", "projector_layers": 2, "projector_norm": "none"},
+        objective={"instance_loss": "cosine", "cluster_loss": "none", "projector_layers": 2, "projector_norm": "none"},
         recipe={"optimiser": "lars", "learning_rate": 0.3, "weight_decay": 1e-6, "encoder_momentum": 0.99},
     ),
     "simsiam": Method(
@@ -134,9 +134,9 @@ METHODS: dict[MethodName, Method] = {
         "2022; it is told the number of clusters",
         objective={
             # A weight of .1 for the mean over the views, beside an instance loss that is the sum, is .05 for the sum.
-            **_K_MEANS, "cluster_loss": "scattering", "cluster_weight": 0.05, "prototype_temperature": 0.5,
-            "projector_layers": 2, "projector_norm": "none", "predictor_noise": 0.001, "embeddings": "clean",
-            "em_steps": 20, "cluster_after": 0.05,
+            **_K_MEANS, "instance_loss": "cosine", "cluster_loss": "scattering", "cluster_weight": 0.05,
+            "prototype_temperature": 0.5, "projector_layers": 2, "projector_norm": "none", "predictor_noise": 0.001,
+            "embeddings": "clean", "em_steps": 20, "cluster_after": 0.05,
         },
         large={"n_components": None},
         small={"hidden_dim": 4096},
