@@ -37,7 +37,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "pcl": {"n_components": 6, "more_components": (8,), "queue_size": 12, "cluster_after": 0.4},
     "propos": {"n_components": 4},
 }
-PEERS = [name for name in METHODS if name != "siammm"]
+PEERS: list[MethodName] = [name for name in METHODS if name != "siammm"]
 
 
 def small_method(name: MethodName, **settings: Any) -> TrainConfig:
