@@ -52,8 +52,9 @@ def test_a_gpu_trains_as_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(losses("cuda", epochs=1), losses("cpu", epochs=1), atol=5e-3)
 
 
-# Importing torch's compiler warns of what torch itself still uses.
+# Importing torch's compiler warns of what torch itself still uses, and it advises a lower precision than is compared.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")
 def test_a_compiled_step_trains_as_one_that_is_not() -> None:
     np.testing.assert_allclose(losses("cuda", compile=True), losses("cuda"), atol=2e-2)
 
