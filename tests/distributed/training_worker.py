@@ -61,7 +61,7 @@ def done(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         run_through(training)
     found["measured"] = measured(training)
     found["history"] = training.clustering.history.n_components
-    found["weight"] = float(sum(p.double().sum() for p in training.network.parameters()))
+    found["weight"] = float(sum(p.detach().double().sum() for p in training.network.parameters()))
     return found
 
 
@@ -72,6 +72,11 @@ def main() -> None:
         for case in json.loads((folder / "cases.json").read_text()):
             found = done(case, folder)
             (folder / f"{case['name']}.{context.rank}.json").write_text(json.dumps(found))
+    # A stopped training stays behind in a cycle; the group's threads must have ended before Python does.
+    tasks = Path("/proc/self/task")
+    if tasks.is_dir():
+        names = [(task / "comm").read_text().strip() for task in tasks.iterdir()]
+        assert not [name for name in names if "gloo" in name], names
 
 
 if __name__ == "__main__":

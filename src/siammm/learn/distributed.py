@@ -6,8 +6,10 @@ identity or does nothing, so that the training loop reads the same for one proce
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -22,6 +24,8 @@ from siammm.mixture import ranks
 
 # A rank that reads its images from a slower disk may come minutes later than the others; one that died never comes.
 DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+GRACE_SECONDS = 0.1
 
 _made_here = False
 
@@ -79,10 +83,18 @@ def setup(device: str = "auto", *, timeout: timedelta = DEFAULT_TIMEOUT) -> Cont
 
 
 def cleanup() -> None:
-    """Leave the group that ``setup`` joined; one that somebody else set up is left alone."""
+    """Leave the group that ``setup`` joined; one that somebody else set up is left alone.
+
+    The group's threads end with its last reference, and a training that stopped halfway is in a cycle that holds one.
+    A thread that still lets go of a tensor while Python shuts down aborts the process (pytorch's issue 190489).
+    """
     global _made_here
     if _made_here and dist.is_initialized():
+        gc.collect()
         dist.destroy_process_group()
+        # The frames of an error on its way up may hold the group all the same: then its threads have this long to
+        # let go of their last piece of work.
+        time.sleep(GRACE_SECONDS)
     _made_here = False
 
 
