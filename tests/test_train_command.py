@@ -93,6 +93,7 @@ FLAGS = [
     "--encoder-momentum",
     "--precision",
     "--compile",
+    "--fused",
     "--probe",
     "--probe-every",
     "--save-every",
@@ -108,8 +109,8 @@ SETTINGS = [
 ]  # fmt: skip
 
 LEFT = [
-    "assignments.parquet", "checkpoints", "clusters.svg", "config.json", "encoder.safetensors", "losses.svg",
-    "merges.json", "metrics.jsonl", "mixture.safetensors",
+    "assignments.parquet", "checkpoints", "clusters.svg", "config.json", "embeddings.npy", "encoder.safetensors",
+    "losses.svg", "merges.json", "metrics.jsonl", "mixture.safetensors",
 ]  # fmt: skip
 
 

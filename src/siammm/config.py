@@ -321,6 +321,9 @@ class OptimisationConfig:
     compile: bool | None = None
     """Compile the networks and the augmentation; by default on a GPU."""
 
+    fused: bool | None = None
+    """Train on both views in one batch, by kernels of our own; by default on one GPU, for networks that allow it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -529,6 +532,198 @@ class AuditConfig:
     """Seed of everything random; the same seed gives the same ranking on the same machine."""
 
     reading: DataConfig = field(default_factory=DataConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedConfig:
+    """Write the embeddings of images, with the cluster of each, as a table.
+
+    SUBJECT is a run folder, timm:MODEL, timm:MODEL:WEIGHTS or torchvision:MODEL:WEIGHTS.
+    """
+
+    subject: Annotated[Positional[str], arg(metavar="SUBJECT")]
+    """The encoder."""
+
+    data: str | None = None
+    """The images; by default those that the run was trained on."""
+
+    output: Path | None = None
+    """The file to write, .parquet, .npz or .npy; by default <name of the subject>-embeddings.parquet, here."""
+
+    overwrite: bool = False
+    """Replace that file if it exists."""
+
+    what: Literal["embeddings", "features"] | None = None
+    """Embeddings are what a run clusters, features what its backbone hands to other uses; by default embeddings for a
+    run, features for other models."""
+
+    image_size: int | None = None
+    """For models of timm and torchvision: pixels of an image's side; by default their own."""
+
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
+
+    reading: DataConfig = field(default_factory=DataConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """Show what a run found on one page: clusters, their images, the merge tree, suspect labels. Opens it.
+
+    The page is one file that works from disk without a network. Where a set is large, more thumbnails are in a folder
+    beside it.
+    """
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """A run folder that siammm train wrote."""
+
+    data: str | None = None
+    """The images; by default those that the run was trained on."""
+
+    output: Path | None = None
+    """The file to write; by default <name of the run>-report.html, here."""
+
+    overwrite: bool = False
+    """Replace an earlier report."""
+
+    open: bool = True
+    """Open the page in a browser."""
+
+    audit: Path | None = None
+    """The folder of a siammm audit whose suspects are shown; by default <name of the run>-audit, here, if it exists."""
+
+    evaluation: Path | None = None
+    """The folder of a siammm evaluate whose figures are shown; by default <name of the run>-evaluation, here, if it
+    exists."""
+
+    compare: Path | None = None
+    """Another run to put beside this one."""
+
+    map: Literal["pca", "umap"] = "pca"
+    """How the map is drawn; umap needs umap-learn."""
+
+    max_thumbnails: int = 10_000
+    """Thumbnails within the page; more go into the folder beside it."""
+
+    thumbnail_size: int | None = None
+    """Pixels of a thumbnail's longer side; by default up to 96, less where there are many."""
+
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
+
+    random_state: int = 0
+    """Seed of what is drawn at random."""
+
+    reading: DataConfig = field(default_factory=DataConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExploreConfig:
+    """Serve the report on this machine, with all images and a search by picture: for sets too large for one page."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """A run folder that siammm train wrote."""
+
+    data: str | None = None
+    """The images; by default those that the run was trained on."""
+
+    port: int = 8765
+    """The port on 127.0.0.1; 0 is any that is free."""
+
+    open: bool = True
+    """Open the page in a browser."""
+
+    audit: Path | None = None
+    """The folder of a siammm audit whose suspects are shown; by default <name of the run>-audit, here, if it exists."""
+
+    evaluation: Path | None = None
+    """The folder of a siammm evaluate whose figures are shown; by default <name of the run>-evaluation, here, if it
+    exists."""
+
+    compare: Path | None = None
+    """Another run to put beside this one."""
+
+    map: Literal["pca", "umap"] = "pca"
+    """How the map is drawn; umap needs umap-learn."""
+
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
+
+    random_state: int = 0
+    """Seed of what is drawn at random."""
+
+    reading: DataConfig = field(default_factory=DataConfig)
+
+
+ExportFormat = Literal["encoder", "onnx", "tables"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """Hand a run to other tools: timm and the Hugging Face hub, ONNX Runtime, and whatever reads Parquet.
+
+    Writes a folder with the encoder (model.safetensors and config.json, for timm and SiamMM.from_pretrained),
+    siammm.onnx (image in; embedding, cluster, probability and outlier score out) and tables of embeddings and clusters.
+    """
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """A run folder that siammm train wrote."""
+
+    output: Path | None = None
+    """The folder to write; by default <name of the run>-export, here."""
+
+    overwrite: bool = False
+    """Replace an earlier export in the output folder, once the new one is complete."""
+
+    formats: tuple[ExportFormat, ...] = ()
+    """What to write: encoder, onnx, tables; by default all, ONNX where its packages are installed."""
+
+    encoder: Literal["online", "momentum"] = "online"
+    """Which of the run's two backbones timm is handed; the clusters keep the one that they were found with."""
+
+    data: str | None = None
+    """For the tables: the images; by default those that the run was trained on."""
+
+    hub: str | None = None
+    """Push the encoder to this repository of the Hugging Face hub as well, as in me/birds."""
+
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
+
+    reading: DataConfig = field(default_factory=DataConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """Measure how fast this machine trains and clusters, in two minutes, and compare with the table in the docs.
+
+    Nothing is downloaded: images are made up. Prints images a second, the share of the device's peak, what clustering
+    costs, memory, and how long the usual runs would take.
+    """
+
+    preset: PresetName | None = None
+    """The recipe to time; by default cifar, and imagenet-200 as well on a GPU."""
+
+    batch_size: int | None = None
+    """Images of a step; by default the preset's, and what fits for large images."""
+
+    seconds: float = 100.0
+    """About how long to measure in all, without compiling."""
+
+    compile: bool | None = None
+    """Compile the step; by default on a GPU."""
+
+    output: Path | None = None
+    """A JSON file to write the figures to as well."""
+
+    overwrite: bool = False
+    """Replace that file if it exists."""
+
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
+
+    random_state: int = 0
+    """Seed of the images."""
 
 
 def initial_clusters(n_images: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import difflib
 import re
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -17,6 +18,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from siammm.errors import InputError
+from siammm.learn.fused import Piece, fused
 from siammm.mixture.checks import check_at_least, check_one_of
 
 # The operations on whole lists of tensors have no types.
@@ -53,7 +55,11 @@ class ConvSmall(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (N, 256) of images (N, C, S, S)."""
-        return self.layers(x).mean(dim=(2, 3))
+        return _mean_over_image(self.layers(x))
+
+    def parts_in_order(self) -> list[nn.Module | Callable[[Tensor], Tensor]]:
+        """For ``fused``: what ``forward`` does, one after another."""
+        return [self.layers, _mean_over_image]
 
 
 def build_backbone(
@@ -174,6 +180,10 @@ def _fit_stem(model: nn.Module, image_size: int) -> None:
         model.maxpool = nn.Identity()
 
 
+def _mean_over_image(x: Tensor) -> Tensor:
+    return x.mean(dim=(2, 3))
+
+
 def _convolution(narrow: int, wide: int, *, stride: int) -> nn.Sequential:
     convolution = nn.Conv2d(narrow, wide, 3, stride=stride, padding=1, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
@@ -238,6 +248,10 @@ class Encoder(nn.Module):
         """Embeddings (N, D) of images, not normalised, in single precision or better."""
         return _at_least_single(self.projector(self.backbone(x)))
 
+    def parts_in_order(self) -> list[nn.Module | Callable[[Tensor], Tensor]]:
+        """For ``fused``: what ``forward`` does, one after another."""
+        return [self.backbone, self.projector, _at_least_single]
+
 
 class Predictions(NamedTuple):
     """What the online encoder makes of two views."""
@@ -277,12 +291,34 @@ class SiameseNetwork(nn.Module):
         self.prototypes = nn.Linear(encoder.embedding_dim, n_prototypes, bias=False) if n_prototypes else None
         self.momentum_encoder = copy.deepcopy(encoder).requires_grad_(False) if momentum else None
         self.normalise_prototypes()
+        self._fused: dict[str, Piece] = {}
+
+    def fuse(self) -> bool:
+        """From now on, train on both views in one batch, where all parts of the networks are known; whether so.
+
+        Nothing else changes: each view keeps BatchNorm statistics of its own, and parameters keep their names.
+        """
+        parts = {"encoder": self.encoder, "predictor": self.predictor, "momentum_encoder": self.momentum_encoder}
+        pieces = {name: fused(part) for name, part in parts.items() if part is not None}
+        if any(piece is None for piece in pieces.values()):
+            return False
+        self._fused = cast(dict[str, Piece], pieces)
+        return True
+
+    def _both(self, name: str, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """What one of the networks makes of two batches, each a BatchNorm batch of its own."""
+        network = cast(nn.Module, getattr(self, name))
+        if name not in self._fused or not network.training:
+            return network(first), network(second)
+        one, two = self._fused[name](torch.cat([first, second]), 2).chunk(2)
+        return one, two
 
     def forward(self, x_1: Tensor, x_2: Tensor, noise: tuple[Tensor, Tensor] | None = None) -> Predictions:
         """Predictions and projections of two views; ``noise`` is added to what the predictor reads of each (ProPos)."""
-        z_1, z_2 = self.encoder(x_1), self.encoder(x_2)
-        noise_1, noise_2 = noise or (None, None)
-        v_1, v_2 = self._predicted(z_1, noise_1), self._predicted(z_2, noise_2)
+        z_1, z_2 = self._both("encoder", x_1, x_2)
+        v_1, v_2 = (z_1, z_2) if noise is None else (z_1 + noise[0], z_2 + noise[1])
+        if self.predictor is not None:
+            v_1, v_2 = (_at_least_single(v) for v in self._both("predictor", v_1, v_2))
         scores = None if self.prototypes is None else (self.scored(v_1), self.scored(v_2))
         return Predictions(v_1, v_2, z_1, z_2, scores)
 
@@ -311,7 +347,7 @@ class SiameseNetwork(nn.Module):
         """
         if self.momentum_encoder is None:
             return z_1.detach(), z_2.detach()
-        return self.momentum_encoder(x_1), self.momentum_encoder(x_2)
+        return self._both("momentum_encoder", x_1, x_2)
 
     @torch.no_grad()
     def update_momentum(self, momentum: float | Tensor) -> None:
@@ -330,10 +366,6 @@ class SiameseNetwork(nn.Module):
         moves = _torch._foreach_sub(leaders, followers)
         _torch._foreach_mul_(moves, (1 - momentum).to(followers[0]))
         _torch._foreach_add_(followers, moves)
-
-    def _predicted(self, z: Tensor, noise: Tensor | None) -> Tensor:
-        z = z if noise is None else z + noise
-        return z if self.predictor is None else _at_least_single(self.predictor(z))
 
 
 def _at_least_single(x: Tensor) -> Tensor:

@@ -1,0 +1,324 @@
+"""Triton kernels for BatchNorm while training, with the residual and the ReLU that follow it, on groups of a batch.
+
+A step on small images spends as long on BatchNorm as on convolutions, nearly all of it moving activations. Here each
+activation is read twice and written once on the way forward (statistics, then everything else in one pass), and read
+twice and written once on the way back. Several views go through in one batch, each a group with statistics of its own,
+which is what two calls would give, with kernels twice as long and half as many.
+
+Sums are taken of values less the group's first row: the variance is then exact enough in float32 whatever the mean.
+They are added up in a fixed order, so that a step can be repeated bit for bit.
+
+They also run under Triton's interpreter (``TRITON_INTERPRET=1``) on a CPU, which is how they are tested without a GPU.
+
+Legend:  G groups, R rows of a group (samples x pixels), C channels, P programs that share a column of tiles;
+x input, y output, z = x standardised, dy, dx gradients.
+"""
+
+from __future__ import annotations
+
+# Triton's own types do not describe what its compiler accepts, so its names are Any here, also in annotations.
+# pyright: basic, reportInvalidTypeForm=false
+import importlib
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+triton: Any
+tl: Any
+try:
+    triton = importlib.import_module("triton")
+    tl = importlib.import_module("triton.language")
+except ImportError:  # pragma: no cover - Triton comes with torch on Linux; elsewhere torch's own layers serve
+    triton = None
+
+# Values in a tile: 32 for each thread of four warps.
+_TILE = 4096
+_WIDEST = 128
+# Programs on the device at once: enough that every multiprocessor has several tiles on their way from memory.
+_PROGRAMS = 1056
+
+
+def available() -> bool:
+    """Whether the kernels can run in this process."""
+    return triton is not None and (torch.cuda.is_available() or interpreted())
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs them, on whatever device."""
+    return triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def forward(
+    x_NC: Tensor,
+    weight_C: Tensor | None,
+    bias_C: Tensor | None,
+    residual_NC: Tensor | None,
+    running: tuple[Tensor, Tensor] | None,
+    *,
+    momentum: float,
+    eps: float,
+    groups: int,
+    relu: bool,
+) -> tuple[Tensor, Tensor]:
+    """y = relu(BatchNorm(x) + residual) of each group by itself, and what ``backward`` needs of the statistics.
+
+    Rows are in the order of groups. Running mean and variance move towards each group in turn.
+    """
+    n, channels = x_NC.shape
+    rows = n // groups
+    block_r, block_c, programs = _tiles(rows, channels, groups)
+    columns = triton.cdiv(channels, block_c)
+    partial = x_NC.new_empty((groups, programs, 2, channels), dtype=torch.float32)
+    _sums[(columns, programs, groups)](
+        x_NC, partial, rows, channels, programs, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4
+    )
+    moments_G2C = x_NC.new_empty((groups, 2, channels), dtype=torch.float32)
+    mean_C, var_C = running if running is not None else (moments_G2C, moments_G2C)
+    _moments[(columns,)](
+        x_NC, partial, moments_G2C, mean_C, var_C, rows, channels, momentum, eps, programs,
+        GROUPS=groups, TRACKED=running is not None, BLOCK_C=block_c, BLOCK_P=triton.next_power_of_2(programs),
+        num_warps=4,
+    )  # fmt: skip
+    y_NC = torch.empty_like(x_NC)
+    _apply[(triton.cdiv(rows, block_r), columns, groups)](
+        x_NC, y_NC, residual_NC if residual_NC is not None else x_NC, moments_G2C,
+        weight_C if weight_C is not None else moments_G2C, bias_C if bias_C is not None else moments_G2C,
+        rows, channels, AFFINE=weight_C is not None, RESIDUAL=residual_NC is not None, RELU=relu,
+        BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4,
+    )  # fmt: skip
+    return y_NC, moments_G2C
+
+
+def backward(
+    dy_NC: Tensor,
+    x_NC: Tensor,
+    y_NC: Tensor | None,
+    moments_G2C: Tensor,
+    weight_C: Tensor | None,
+    bias_C: Tensor | None,
+    *,
+    relu: bool,
+    with_residual: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of x, of weight and bias (C), and of the residual if there was one.
+
+    ``y_NC`` says where the ReLU was open, and is needed only if a residual went into it: else x says so too.
+    """
+    n, channels = x_NC.shape
+    groups = moments_G2C.shape[0]
+    rows = n // groups
+    block_r, block_c, programs = _tiles(rows, channels, groups)
+    columns = triton.cdiv(channels, block_c)
+    switches = {"AFFINE": weight_C is not None, "RELU": relu, "LOOK": y_NC is not None}
+    seen_NC = y_NC if y_NC is not None else x_NC
+    weight, bias = (v if v is not None else moments_G2C for v in (weight_C, bias_C))
+    partial = x_NC.new_empty((groups, programs, 2, channels), dtype=torch.float32)
+    _gradient_sums[(columns, programs, groups)](
+        dy_NC, x_NC, seen_NC, moments_G2C, weight, bias, partial, rows, channels, programs, **switches,
+        BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4,
+    )  # fmt: skip
+    sums_G2C = torch.empty_like(moments_G2C)
+    parameters_2C = x_NC.new_empty((2, channels), dtype=torch.float32)
+    _gradient_totals[(columns,)](
+        partial, sums_G2C, parameters_2C, channels, programs,
+        GROUPS=groups, BLOCK_C=block_c, BLOCK_P=triton.next_power_of_2(programs), num_warps=4,
+    )  # fmt: skip
+    dx_NC = torch.empty_like(x_NC)
+    # Where nothing is cut off, the residual's gradient is the output's own.
+    own = with_residual and relu
+    residual_NC = torch.empty_like(x_NC) if own else dy_NC if with_residual else None
+    _gradient[(triton.cdiv(rows, block_r), columns, groups)](
+        dy_NC, x_NC, seen_NC, moments_G2C, weight, bias, sums_G2C, dx_NC, residual_NC if own else dx_NC,
+        rows, channels, **switches, RESIDUAL=own, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4,
+    )  # fmt: skip
+    return dx_NC, parameters_2C[1], parameters_2C[0], residual_NC
+
+
+def _tiles(rows: int, channels: int, groups: int) -> tuple[int, int, int]:
+    """Rows and channels of a tile, and how many programs share the rows of one column of tiles."""
+    block_c = max(16, min(_WIDEST, triton.next_power_of_2(channels)))
+    block_r = _TILE // block_c
+    columns = triton.cdiv(channels, block_c)
+    return block_r, block_c, max(1, min(triton.cdiv(rows, block_r), _PROGRAMS // (columns * groups)))
+
+
+def _jit(function: Any) -> Any:
+    return triton.jit(function) if triton is not None else function
+
+
+@_jit
+def _tile(first_row, group, rows, channels, column, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Where a tile lies in memory, and which of it exists."""
+    row = first_row + tl.arange(0, BLOCK_R)
+    channel = column * BLOCK_C + tl.arange(0, BLOCK_C)
+    exists = (row < rows)[:, None] & (channel < channels)[None, :]
+    offset = (group.to(tl.int64) * rows + row)[:, None] * channels + channel[None, :]
+    return offset, exists
+
+
+@_jit
+def _sums(x, partial, rows, channels, programs, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    column, program, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    channel = column * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = channel < channels
+    shift = tl.load(x + group.to(tl.int64) * rows * channels + channel, mask=inside, other=0.0).to(tl.float32)
+    total = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
+    squares = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
+    for first in range(program * BLOCK_R, rows, programs * BLOCK_R):
+        offset, exists = _tile(first, group, rows, channels, column, BLOCK_R, BLOCK_C)
+        value = tl.load(x + offset, mask=exists, other=0.0).to(tl.float32)
+        value = tl.where(exists, value - shift[None, :], 0.0)
+        total += value
+        squares += value * value
+    place = partial + ((group * programs + program) * 2) * channels + channel
+    tl.store(place, tl.sum(total, axis=0), mask=inside)
+    tl.store(place + channels, tl.sum(squares, axis=0), mask=inside)
+
+
+@_jit
+def _added(partial, group, which, programs, channels, channel, BLOCK_P: tl.constexpr):
+    """The sum of all programs' partial sums, in the programs' order."""
+    program = tl.arange(0, BLOCK_P)
+    place = ((group * programs + program)[:, None] * 2 + which) * channels + channel[None, :]
+    exists = (program < programs)[:, None] & (channel < channels)[None, :]
+    return tl.sum(tl.load(partial + place, mask=exists, other=0.0), axis=0)
+
+
+@_jit
+def _moments(
+    x, partial, moments, running_mean, running_var, rows, channels, momentum, eps, programs,
+    GROUPS: tl.constexpr, TRACKED: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = channel < channels
+    if TRACKED:
+        slow_mean = tl.load(running_mean + channel, mask=inside, other=0.0)
+        slow_var = tl.load(running_var + channel, mask=inside, other=0.0)
+    for group in range(GROUPS):
+        first = x + tl.cast(group, tl.int64) * rows * channels + channel
+        shift = tl.load(first, mask=inside, other=0.0).to(tl.float32)
+        mean = _added(partial, group, 0, programs, channels, channel, BLOCK_P) / rows
+        var = _added(partial, group, 1, programs, channels, channel, BLOCK_P) / rows - mean * mean
+        var = tl.maximum(var, 0.0)
+        mean += shift
+        place = moments + group * 2 * channels + channel
+        tl.store(place, mean, mask=inside)
+        tl.store(place + channels, 1.0 / tl.sqrt(var + eps), mask=inside)
+        if TRACKED:
+            slow_mean += momentum * (mean - slow_mean)
+            slow_var += momentum * (var * (rows / (rows - 1.0)) - slow_var)
+    if TRACKED:
+        tl.store(running_mean + channel, slow_mean, mask=inside)
+        tl.store(running_var + channel, slow_var, mask=inside)
+
+
+@_jit
+def _factors(moments, weight, bias, group, channels, channel, AFFINE: tl.constexpr):
+    """What x is multiplied with and what is added, for each channel: y = (x - mean) * scale + shift."""
+    inside = channel < channels
+    place = moments + group * 2 * channels + channel
+    mean = tl.load(place, mask=inside, other=0.0)
+    deviation = tl.load(place + channels, mask=inside, other=0.0)
+    scale, shift = deviation, tl.zeros_like(mean)
+    if AFFINE:
+        scale = deviation * tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
+        shift = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    return mean, deviation, scale, shift
+
+
+@_jit
+def _apply(
+    x, y, residual, moments, weight, bias, rows, channels,
+    AFFINE: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    column, group = tl.program_id(1), tl.program_id(2)
+    channel = column * BLOCK_C + tl.arange(0, BLOCK_C)
+    mean, _, scale, shift = _factors(moments, weight, bias, group, channels, channel, AFFINE)
+    offset, exists = _tile(tl.program_id(0) * BLOCK_R, group, rows, channels, column, BLOCK_R, BLOCK_C)
+    value = tl.load(x + offset, mask=exists, other=0.0).to(tl.float32)
+    value = (value - mean[None, :]) * scale[None, :] + shift[None, :]
+    if RESIDUAL:
+        value += tl.load(residual + offset, mask=exists, other=0.0).to(tl.float32)
+    if RELU:
+        value = tl.maximum(value, 0.0)
+    tl.store(y + offset, value.to(y.dtype.element_ty), mask=exists)
+
+
+@_jit
+def _passed(dy, x, seen, offset, exists, mean, deviation, scale, shift, RELU: tl.constexpr, LOOK: tl.constexpr):
+    """The gradient before the ReLU, and x standardised, of one tile."""
+    gradient = tl.load(dy + offset, mask=exists, other=0.0).to(tl.float32)
+    value = tl.load(x + offset, mask=exists, other=0.0).to(tl.float32) - mean[None, :]
+    if RELU:
+        if LOOK:
+            is_open = tl.load(seen + offset, mask=exists, other=0.0).to(tl.float32) > 0.0
+        else:
+            is_open = value * scale[None, :] + shift[None, :] > 0.0
+        gradient = tl.where(is_open, gradient, 0.0)
+    return gradient, tl.where(exists, value * deviation[None, :], 0.0)
+
+
+@_jit
+def _gradient_sums(
+    dy, x, seen, moments, weight, bias, partial, rows, channels, programs,
+    AFFINE: tl.constexpr, RELU: tl.constexpr, LOOK: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    column, program, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    channel = column * BLOCK_C + tl.arange(0, BLOCK_C)
+    mean, deviation, scale, shift = _factors(moments, weight, bias, group, channels, channel, AFFINE)
+    total = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
+    products = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
+    for first in range(program * BLOCK_R, rows, programs * BLOCK_R):
+        offset, exists = _tile(first, group, rows, channels, column, BLOCK_R, BLOCK_C)
+        gradient, z = _passed(dy, x, seen, offset, exists, mean, deviation, scale, shift, RELU, LOOK)
+        total += gradient
+        products += gradient * z
+    place = partial + ((group * programs + program) * 2) * channels + channel
+    tl.store(place, tl.sum(total, axis=0), mask=channel < channels)
+    tl.store(place + channels, tl.sum(products, axis=0), mask=channel < channels)
+
+
+@_jit
+def _gradient_totals(
+    partial, sums, parameters, channels, programs,
+    GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = channel < channels
+    all_total = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    all_products = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    for group in range(GROUPS):
+        total = _added(partial, group, 0, programs, channels, channel, BLOCK_P)
+        products = _added(partial, group, 1, programs, channels, channel, BLOCK_P)
+        place = sums + group * 2 * channels + channel
+        tl.store(place, total, mask=inside)
+        tl.store(place + channels, products, mask=inside)
+        all_total += total
+        all_products += products
+    tl.store(parameters + channel, all_total, mask=inside)
+    tl.store(parameters + channels + channel, all_products, mask=inside)
+
+
+@_jit
+def _gradient(
+    dy, x, seen, moments, weight, bias, sums, dx, residual, rows, channels,
+    AFFINE: tl.constexpr, RELU: tl.constexpr, LOOK: tl.constexpr, RESIDUAL: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    column, group = tl.program_id(1), tl.program_id(2)
+    channel = column * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = channel < channels
+    mean, deviation, scale, shift = _factors(moments, weight, bias, group, channels, channel, AFFINE)
+    place = sums + group * 2 * channels + channel
+    mean_gradient = tl.load(place, mask=inside, other=0.0) / rows
+    mean_product = tl.load(place + channels, mask=inside, other=0.0) / rows
+    offset, exists = _tile(tl.program_id(0) * BLOCK_R, group, rows, channels, column, BLOCK_R, BLOCK_C)
+    gradient, z = _passed(dy, x, seen, offset, exists, mean, deviation, scale, shift, RELU, LOOK)
+    if RESIDUAL:
+        tl.store(residual + offset, gradient.to(residual.dtype.element_ty), mask=exists)
+    value = (gradient - mean_gradient[None, :] - z * mean_product[None, :]) * scale[None, :]
+    tl.store(dx + offset, value.to(dx.dtype.element_ty), mask=exists)

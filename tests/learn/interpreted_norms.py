@@ -1,0 +1,111 @@
+"""Run the BatchNorm kernels under Triton's interpreter and compare them with torch.
+
+A program of its own, because the interpreter must be switched on before Triton is imported. Prints one line a check and
+exits with 1 if any fails; ``test_fused.py`` runs it.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from siammm.learn.fused import fused, normalised
+from siammm.learn.networks import build_backbone
+
+torch.set_num_threads(1)
+failures: list[str] = []
+
+
+def check(name: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
+    found, expected = found.detach().double(), expected.detach().double()
+    error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
+    sys.stdout.write(f"{'ok  ' if error <= tolerance else 'FAIL'} {name}: {error:.1e}\n")
+    if not error <= tolerance:
+        failures.append(name)
+
+
+# Channels that fill no tile, fill one, need several; groups of one row tile and of many; a mean far above the spread.
+cases = [
+    ((8, 24, 3, 3), 2, torch.float32),
+    ((12, 130), 3, torch.float32),
+    ((4, 16, 5, 5), 1, torch.float32),
+    ((8, 64, 12, 12), 2, torch.float32),
+    ((16, 64, 8, 8), 2, torch.bfloat16),
+]
+for shape, groups, dtype in cases:
+    for affine, with_residual, relu in (
+        (True, False, True),
+        (True, True, True),
+        (False, False, False),
+        (True, True, False),
+    ):
+        generator = torch.Generator().manual_seed(sum(shape))
+        channels = shape[1]
+        centre = 50 * torch.randn(channels, generator=generator)
+        x = torch.randn(shape, generator=generator) + centre.view(1, -1, *[1] * (len(shape) - 2))
+        x = x.to(dtype)
+        if x.ndim == 4:
+            x = x.to(memory_format=torch.channels_last)
+        residual = torch.randn(shape, generator=generator).to(dtype) if with_residual else None
+        dy = torch.randn(shape, generator=generator).to(dtype)
+        layer = (nn.BatchNorm2d if x.ndim == 4 else nn.BatchNorm1d)(channels, affine=affine)
+        if affine:
+            nn.init.uniform_(layer.weight, 0.5, 1.5, generator=generator)
+            nn.init.normal_(layer.bias, generator=generator)
+        plain = copy.deepcopy(layer)
+
+        given = [
+            x.requires_grad_(),
+            *([residual.requires_grad_()] if residual is not None else []),
+            *layer.parameters(),
+        ]
+        y = normalised(x, layer, groups, residual, relu=relu)
+        found = torch.autograd.grad(y, given, dy)
+
+        wide = x.detach().double().requires_grad_()
+        wide_residual = None if residual is None else residual.detach().double().requires_grad_()
+        plain = plain.double()
+        expected_y = torch.cat([plain(part) for part in wide.chunk(groups)])
+        if wide_residual is not None:
+            expected_y = expected_y + wide_residual
+        expected_y = functional.relu(expected_y) if relu else expected_y
+        wanted = [wide, *([wide_residual] if wide_residual is not None else []), *plain.parameters()]
+        expected = torch.autograd.grad(expected_y, wanted, dy.double())
+
+        label = f"{tuple(shape)} x {groups}, {dtype}, affine {affine}, residual {with_residual}, relu {relu}"
+        # A mean of 50 costs float32 two digits; bfloat16 has two and a half in all.
+        tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+        check(f"output, {label}", y, expected_y, tolerance)
+        for name, one, other in zip(("x", "second", "third", "fourth"), found, expected, strict=False):
+            check(f"gradient of {name}, {label}", one, other, tolerance)
+        assert layer.running_mean is not None
+        assert plain.running_mean is not None
+        assert layer.running_var is not None
+        assert plain.running_var is not None
+        check(f"running mean, {label}", layer.running_mean, plain.running_mean, 1e-5)
+        check(f"running variance, {label}", layer.running_var, plain.running_var, 1e-4)
+
+# A whole network, by the kernels and by torch.
+torch.manual_seed(0)
+network = build_backbone("resnet18", image_size=8, zero_init_residual=False)
+twin = copy.deepcopy(network)
+piece = fused(network)
+assert piece is not None
+images = torch.randn(8, 3, 8, 8)
+by_kernels = piece(images.to(memory_format=torch.channels_last), 2)
+by_torch = torch.cat([twin(part) for part in images.chunk(2)])
+check("a ResNet's features", by_kernels, by_torch, 1e-3)
+by_kernels.square().sum().backward()
+by_torch.square().sum().backward()
+for (name, one), other in zip(network.named_parameters(), twin.parameters(), strict=True):
+    assert one.grad is not None
+    assert other.grad is not None
+    check(f"a ResNet's gradient, {name}", one.grad, other.grad, 2e-2)
+sys.exit(1 if failures else 0)

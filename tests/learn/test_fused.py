@@ -1,0 +1,118 @@
+"""Both views in one batch give what two calls give: outputs, gradients, running statistics, a whole training."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from siammm.learn import norm_kernels
+from siammm.learn.fused import fused
+from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
+from tests.learn.small_runs import measured, prepared, run_through, small_config, small_images
+
+ROOT = Path(__file__).parents[2]
+
+
+def network(backbone: str, *, size: int = 16) -> SiameseNetwork:
+    torch.manual_seed(0)
+    body = build_backbone(backbone, image_size=size, zero_init_residual=False)
+    encoder = Encoder(body, projector(int(body.num_features), hidden=32, out=16))  # pyright: ignore[reportArgumentType]
+    return SiameseNetwork(encoder, predictor(16, hidden=32)).train()
+
+
+@pytest.mark.parametrize("backbone", ["conv-small", "resnet18", "resnet26", "resnet26d"])
+def test_one_batch_of_two_views_is_two_batches(backbone: str) -> None:
+    plain = network(backbone).double()
+    joined = copy.deepcopy(plain)
+    assert joined.fuse()
+    x_1, x_2 = torch.randn(2, 6, 3, 16, 16, dtype=torch.float64).unbind()
+    noise = (torch.randn(6, 16, dtype=torch.float64), torch.randn(6, 16, dtype=torch.float64))
+    outputs = []
+    for model in (plain, joined):
+        found = model(x_1, x_2, noise)
+        targets = model.targets(x_1, x_2, found.z_1, found.z_2)
+        (found.v_1.square().sum() + (found.v_2 * found.z_1).sum()).backward()
+        outputs.append([found.v_1, found.v_2, found.z_1, found.z_2, *targets])
+    for one, two in zip(*outputs, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+    for (name, one), (other, two) in zip(plain.named_parameters(), joined.named_parameters(), strict=True):
+        assert name == other
+        if one.requires_grad:
+            torch.testing.assert_close(one.grad, two.grad, rtol=1e-7, atol=1e-9)
+    for (name, one), (_, two) in zip(plain.named_buffers(), joined.named_buffers(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_evaluation_is_untouched() -> None:
+    model = network("conv-small").eval()
+    x = torch.randn(2, 4, 3, 16, 16)
+    before = model(x[0], x[1])
+    assert model.fuse()
+    after = model(x[0], x[1])
+    for one, two in zip(before[:4], after[:4], strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("backbone", ["seresnet18", "resnetblur18", "vit_tiny_patch16_224", "mobilenetv3_small_050"])
+def test_what_is_not_known_is_left_alone(backbone: str) -> None:
+    body = build_backbone(backbone, image_size=32)
+    model = SiameseNetwork(Encoder(body, projector(int(body.num_features), hidden=8, out=8)), predictor(8, hidden=8))  # pyright: ignore[reportArgumentType]
+    assert not model.fuse()
+
+
+def test_a_batchnorm_without_a_moving_average_is_left_alone() -> None:
+    assert fused(nn.Sequential(nn.BatchNorm1d(3, momentum=None))) is None
+    assert fused(nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False))) is None
+    assert fused(nn.Sequential(nn.SyncBatchNorm(3))) is None
+
+
+def test_training_is_the_same() -> None:
+    settings = {"learning_rate": 0.01, "epochs": 2}
+    plain = run_through(prepared(small_config(fused=False, **settings), small_images()))
+    joined = run_through(prepared(small_config(fused=True, **settings), small_images()))
+    for one, two in zip(measured(plain), measured(joined), strict=True):
+        assert one["loss"] == pytest.approx(two["loss"], abs=1e-4)
+        assert one["n_clusters"] == two["n_clusters"]
+
+
+@pytest.mark.skipif(norm_kernels.triton is None, reason="Triton is not installed")
+def test_kernels_under_the_interpreter() -> None:
+    environment = {
+        **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+    }  # fmt: skip
+    command = [sys.executable, str(Path(__file__).with_name("interpreted_norms.py"))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok  ") > 100
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_on_a_gpu(dtype: torch.dtype) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    plain = network("resnet18", size=32).cuda().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    joined = copy.deepcopy(plain)
+    assert joined.fuse()
+    x_1, x_2 = (x.to(memory_format=torch.channels_last) for x in torch.randn(2, 64, 3, 32, 32, device="cuda").unbind())
+    outputs = []
+    for model in (plain, joined):
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            found = model(x_1, x_2)
+        (found.v_1.square().sum() + (found.v_2 * found.z_1).sum()).backward()
+        outputs.append([found.v_1, found.v_2, found.z_1, found.z_2])
+    tolerance = 2e-3 if dtype == torch.float32 else 0.1
+    for one, two in zip(*outputs, strict=True):
+        assert float((one - two).norm() / one.norm()) < tolerance
+    for (name, one), (_, two) in zip(plain.named_buffers(), joined.named_buffers(), strict=True):
+        assert float((one - two).abs().max()) <= tolerance * max(1.0, float(one.abs().max())), name
+    gradients = [torch.cat([p.grad.flatten() for p in m.parameters() if p.grad is not None]) for m in (plain, joined)]
+    cosine = torch.nn.functional.cosine_similarity(gradients[0], gradients[1], dim=0)
+    assert float(cosine) > (0.9999 if dtype == torch.float32 else 0.98)
