@@ -1,19 +1,23 @@
-"""Draw the README's picture: what `make demo` finds in scikit-learn's digits.
+"""Draw the README's pictures: what `siammm train digits --preset demo` finds in scikit-learn's digits, and its report.
 
-    python docs/pictures.py        trains for a minute or two, and writes docs/images/digits.svg
+    python docs/pictures.py        trains for a minute or two, and writes docs/images/digits.svg and report.png
 
-The SVG is written by hand, so that this needs nothing but the package itself.
+The SVG is written by hand, so that it needs nothing but the package itself; the report is photographed in Chromium.
 """
 
 from __future__ import annotations
 
+import json
+import tempfile
 from html import escape
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
+from playwright.sync_api import sync_playwright
 from sklearn.datasets import load_digits
 
-from siammm import SiamMM
+from siammm.cli import main as siammm
 
 IMAGES = Path(__file__).parent / "images"
 
@@ -45,14 +49,28 @@ STYLE = """
 
 def main() -> None:
     """Train, draw, write."""
-    images, digits = load_digits(return_X_y=True)
-    model = SiamMM(preset="demo", device="cpu", random_state=0).fit("digits")
-    counts = [row["n_clusters"] for row in model.metrics_ if "n_clusters" in row]
-    started = model.mixture_.merges_
-    assert started is not None
     IMAGES.mkdir(exist_ok=True)
-    picture = drawn(images, digits, model.labels_, [started.n_components[0], *counts])
-    (IMAGES / "digits.svg").write_text(picture, encoding="utf-8")
+    with tempfile.TemporaryDirectory() as scratch:
+        run, page = Path(scratch) / "digits-run", Path(scratch) / "report.html"
+        assert siammm(["train", "digits", "--preset", "demo", "--device", "cpu", "--output", str(run)]) == 0
+        assert siammm(["report", str(run), "--output", str(page), "--device", "cpu", "--no-open"]) == 0
+        images, digits = (np.asarray(array) for array in load_digits(return_X_y=True))
+        clusters = pq.read_table(run / "assignments.parquet").column("cluster").to_numpy()
+        merges = json.loads((run / "merges.json").read_text("utf-8"))
+        counts = [merges["n_components"][0], *(k for _, k in merges["n_clusters_by_epoch"])]
+        (IMAGES / "digits.svg").write_text(drawn(images, digits, clusters, counts), encoding="utf-8")
+        photograph(page, IMAGES / "report.png")
+
+
+def photograph(page: Path, picture: Path) -> None:
+    """The top of the report, as a laptop shows it."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 1366, "height": 850})
+        tab.goto(page.as_uri())
+        tab.wait_for_timeout(1500)  # the map is drawn after the first paint
+        tab.screenshot(path=picture)
+        browser.close()
 
 
 def drawn(images: np.ndarray, digits: np.ndarray, clusters: np.ndarray, counts: list[int]) -> str:

@@ -13,23 +13,20 @@ from siammm.cli import main
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(
-    "guide",
-    [
-        "README.md",
-        "docs/cluster-embeddings.md",
-        "docs/evaluate.md",
-        "docs/audit.md",
-        "docs/large-data.md",
-        "docs/train.md",
-    ],
-)
+# Blocks of python and bash are run; other languages (sh, sql, text) are for reading. The guide to many machines runs
+# under torchrun, in tests/distributed.
+_BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
+GUIDES = [
+    str(page.relative_to(ROOT))
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    if page.name != "many-machines.md" and _BLOCK.search(page.read_text("utf-8"))
+]
+
+
+@pytest.mark.parametrize("guide", GUIDES)
 def test_guide(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(
-        r"^```(python|bash)\n(.*?)^```", (ROOT / guide).read_text("utf-8"), flags=re.MULTILINE | re.DOTALL
-    )
-    assert blocks
+    blocks = _BLOCK.findall((ROOT / guide).read_text("utf-8"))
     names: dict[str, object] = {}
     for language, text in blocks:
         if language == "python":

@@ -7,7 +7,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import io
+import operator
 import os
 import sys
 from collections.abc import Sequence
@@ -17,12 +20,50 @@ from typing import Annotated, Any, cast
 import tyro
 
 from siammm import __version__
-from siammm.config import AuditConfig, ClusterConfig, CompareConfig, DemoConfig, EvaluateConfig, TrainConfig
+from siammm.config import (
+    AuditConfig,
+    BenchConfig,
+    ClusterConfig,
+    CompareConfig,
+    DemoConfig,
+    EmbedConfig,
+    EvaluateConfig,
+    ExploreConfig,
+    ExportConfig,
+    ReportConfig,
+    TrainConfig,
+)
 from siammm.errors import SiamMMError, Stopped
 from siammm.methods import METHODS, with_method
 from siammm.presets import PRESETS
 
-_Config = DemoConfig | TrainConfig | ClusterConfig | EvaluateConfig | CompareConfig | AuditConfig
+_Config = (
+    DemoConfig
+    | TrainConfig
+    | ClusterConfig
+    | EmbedConfig
+    | EvaluateConfig
+    | CompareConfig
+    | AuditConfig
+    | ReportConfig
+    | ExploreConfig
+    | ExportConfig
+    | BenchConfig
+)
+# A command is the function of this name in the module of this name.
+_COMMANDS: dict[type, str] = {
+    DemoConfig: "demo",
+    TrainConfig: "train",
+    ClusterConfig: "cluster",
+    EmbedConfig: "embed",
+    EvaluateConfig: "evaluate",
+    CompareConfig: "compare",
+    AuditConfig: "audit",
+    ReportConfig: "report",
+    ExploreConfig: "explore",
+    ExportConfig: "export",
+    BenchConfig: "bench",
+}
 
 _DESCRIPTION = (
     f"siammm {__version__}: learn an encoder from images and find the clusters in them, and how many there are, "
@@ -70,13 +111,13 @@ def parse(arguments: Sequence[str]) -> _Config:
     # is said later, with all other flags.
     resumed = _stored(_flag(arguments, "--resume"))
     preset = resumed or _started(_flag(arguments, "--preset"), _flag(arguments, "--method"))
-    command: Any = (
-        Annotated[DemoConfig, tyro.conf.subcommand("demo")]
-        | Annotated[TrainConfig, tyro.conf.subcommand("train", default=preset)]
-        | Annotated[ClusterConfig, tyro.conf.subcommand("cluster")]
-        | Annotated[EvaluateConfig, tyro.conf.subcommand("evaluate")]
-        | Annotated[CompareConfig, tyro.conf.subcommand("compare")]
-        | Annotated[AuditConfig, tyro.conf.subcommand("audit")]
+    subcommand: Any = tyro.conf.subcommand
+    command: Any = functools.reduce(
+        operator.or_,
+        (
+            Annotated[kind, subcommand(name, **({"default": preset} if kind is TrainConfig else {}))]
+            for kind, name in _COMMANDS.items()
+        ),
     )
     return tyro.cli(
         command,
@@ -118,30 +159,8 @@ def _stored(folder: str | None) -> TrainConfig | None:
 
 
 def _run(config: _Config) -> None:
-    if isinstance(config, DemoConfig):
-        from siammm.commands.demo import demo
-
-        demo(config)
-    elif isinstance(config, TrainConfig):
-        from siammm.commands.train import train
-
-        train(config)
-    elif isinstance(config, EvaluateConfig):
-        from siammm.commands.evaluate import evaluate
-
-        evaluate(config)
-    elif isinstance(config, CompareConfig):
-        from siammm.commands.compare import compare
-
-        compare(config)
-    elif isinstance(config, AuditConfig):
-        from siammm.commands.audit import audit
-
-        audit(config)
-    else:
-        from siammm.commands.cluster import cluster
-
-        cluster(config)
+    name = _COMMANDS[type(config)]
+    getattr(importlib.import_module(f"siammm.commands.{name}"), name)(config)
 
 
 def _reader_gone() -> int:

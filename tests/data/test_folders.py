@@ -129,3 +129,9 @@ def test_a_link_to_a_folder_is_followed(tmp_path: Path) -> None:
 def test_checking_leaves_nothing(tmp_path: Path) -> None:
     check_new_folder(tmp_path / "x" / "out")
     assert tree(tmp_path) == []
+
+
+def test_a_name_that_is_not_utf_8_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not UTF-8, and nothing can be stored there; choose another --output"):
+        check_new_folder(tmp_path / os.fsdecode(b"caf\xe9-run"))
+    assert not list(tmp_path.iterdir())

@@ -97,9 +97,7 @@ def audit(config: AuditConfig) -> None:
             raise InputError("The GPU has not enough memory for this; use --device cpu.") from error
     with new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES) as folder:
         pq.write_table(suspects(images, found, planted), folder / SUSPECTS)
-        text = json.dumps(
-            summary(config, images, found, planted, seconds), indent=2, allow_nan=False, default=str, ensure_ascii=False
-        )
+        text = json.dumps(summary(config, images, found, planted, seconds), indent=2, allow_nan=False, default=str)
         (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
     show(images, found, planted, config.show, seconds, console)
     console.print(f"\nWritten to [bold]{escape(str(output))}[/]: {SUSPECTS}, {SUMMARY}")

@@ -106,6 +106,8 @@ def _next_steps() -> Panel:
     lines = Text.assemble(
         "Train on a folder of images of your own:\n",
         ("  siammm train photos/\n", "bold cyan"),
+        "See what it found, on one page:\n",
+        ("  siammm report photos-run\n", "bold cyan"),
         "Measure what it learned, and find labels that look wrong, where there are labels:\n",
         ("  siammm evaluate photos-run\n  siammm audit photos-run\n", "bold cyan"),
         "Cluster embeddings that you already have (.npy, .npz, .parquet, .safetensors):\n",

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from siammm.data.wording import shown
 from siammm.errors import InputError
 
 
@@ -19,6 +20,14 @@ def check_new_folder(path: Path, *, overwrite: bool = False, ours: frozenset[str
     ``overwrite`` or not: a mistyped path must not cost anybody their files.
     """
     target = _resolved(path)
+    try:
+        str(target).encode()
+    except UnicodeEncodeError as error:
+        # The libraries that write tensors and tables open no such file.
+        raise InputError(
+            f"The output {shown(path)} has a name that is not UTF-8, and nothing can be stored there; choose another "
+            "--output."
+        ) from error
     if target.exists() and not target.is_dir():
         raise InputError(f"The output {path} is a file, but a folder is needed; choose another --output.")
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 import numpy as np
+from huggingface_hub import ModelHubMixin
 from sklearn.base import BaseEstimator, ClusterMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
@@ -28,7 +29,7 @@ Images = Any
 """An array of uint8 images (N, H, W, 3), a path, or a source: whatever ``siammm train`` takes."""
 
 
-class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator):
+class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
     """Learn an encoder and the clusters of images, and how many there are, without labels.
 
     Parameters
@@ -180,7 +181,106 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator):
         if not folder.is_dir():
             raise StoredFileError(f"There is no folder {folder}; give one that SiamMM.save or siammm train wrote.")
         network, config, view = results.load_network(folder / run.ENCODER)
-        mixture = VonMisesFisherMixture.load(folder / run.MIXTURE)
+        return cls._restored(network, config, view, VonMisesFisherMixture.load(folder / run.MIXTURE), device)
+
+    # -- the hub ------------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> str | None:
+        """Write a folder that ``from_pretrained`` and ``timm.create_model`` read, with a model card.
+
+        A card that was edited is kept. ``kwargs`` are those of huggingface_hub's ``ModelHubMixin``.
+        """
+        from siammm.export import encoder
+
+        check_is_fitted(self, "mixture_")
+        folder = Path(save_directory)
+        # The mixin removes config.json first, which for a run would be the end of it.
+        encoder.refuse_run_folder(folder)
+        try:
+            return super().save_pretrained(folder, **kwargs)
+        except OSError as error:
+            raise InputError(f"{folder} cannot be written ({error.strerror}); choose another path.") from error
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Self:
+        """Read what ``save_pretrained`` or ``siammm export`` wrote: a folder, or a repository of the hub (USER/NAME).
+
+        ``device`` is where to compute; the other arguments are those of huggingface_hub's ``ModelHubMixin``:
+        ``revision``, ``cache_dir``, ``force_download``, ``local_files_only`` and ``token``.
+        """
+        options = {name: kwargs.pop(name, None) for name in ("revision", "cache_dir", "token")}
+        options |= {name: bool(kwargs.pop(name, False)) for name in ("force_download", "local_files_only")}
+        # Not by the mixin's own, which takes what config.json holds for arguments; here that is timm's.
+        return cls._from_pretrained(model_id=str(pretrained_model_name_or_path), **options, **kwargs)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        from siammm.export import encoder
+
+        encoder.write_encoder(save_directory, self._finished(), card=encoder.kept_card(save_directory))
+
+    @classmethod
+    def _from_pretrained(
+        cls,
+        *,
+        model_id: str,
+        revision: str | None,
+        cache_dir: str | Path | None,
+        force_download: bool,
+        local_files_only: bool,
+        token: str | bool | None,
+        **model_kwargs: Any,
+    ) -> Self:
+        from siammm.export import hub, names
+
+        device = model_kwargs.pop("device", "auto")
+        if model_kwargs:
+            raise TypeError(f"from_pretrained() got an unexpected keyword argument {next(iter(model_kwargs))!r}")
+
+        folder = hub.fetched(
+            model_id,
+            revision=revision,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+            token=token,
+        )
+        if not (folder / names.NETWORKS).is_file():
+            raise StoredFileError(
+                f"{model_id} has no {names.NETWORKS}; give what save_pretrained or siammm export wrote, or read a run "
+                "with SiamMM.load."
+            )
+        network, config, view = results.load_network(folder / names.NETWORKS)
+        return cls._restored(network, config, view, VonMisesFisherMixture.load(folder / names.MIXTURE), device)
+
+    def _finished(self) -> Any:
+        """This model as an export sees it."""
+        from siammm.export.encoding import FinishedRun
+
+        labels = getattr(self, "labels_", None)
+        return FinishedRun(
+            name="this model",
+            network=self.network_,
+            config=self.config_,
+            view=self._view,
+            mixture=self.mixture_,
+            data=self.config_.data,
+            n_images=None if labels is None else len(labels),
+        )
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    _view: ViewSettings
+
+    @classmethod
+    def _restored(
+        cls,
+        network: SiameseNetwork,
+        config: TrainConfig,
+        view: ViewSettings,
+        mixture: VonMisesFisherMixture,
+        device: str,
+    ) -> Self:
+        """A fitted model of what was stored."""
         model = cls(
             preset=config.preset,
             epochs=config.optimisation.epochs,
@@ -198,10 +298,6 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator):
             model.network_ = network.to(context.device)
         model.n_clusters_, model.metrics_ = int(mixture.n_components_), []
         return model
-
-    # -- parts --------------------------------------------------------------------------------------------------------
-
-    _view: ViewSettings
 
     def _config(self, source: Source) -> TrainConfig:
         chosen = {

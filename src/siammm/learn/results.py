@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -40,6 +41,7 @@ def _leave(folder: RunFolder, training: Training, trained: Trained) -> None:
     write_whole(folder.path / run.LOSSES, plots.losses(training.metrics))
     if trained.mixture is not None:
         trained.mixture.save(folder.path / run.MIXTURE)
+        _write_array(folder.path / run.EMBEDDINGS, trained.embeddings.astype(np.float16))
         _write_table(folder.path / run.ASSIGNMENTS, assignments(training, trained))
         merges = trained.mixture.merges_
         assert merges is not None, "training keeps the history of its merges, also where there are none"
@@ -48,6 +50,7 @@ def _leave(folder: RunFolder, training: Training, trained: Trained) -> None:
                 "linkage": merges.linkage.tolist(),
                 "n_merges": merges.n_merges,
                 "n_components": merges.n_components,
+                "nodes": training.clustering.history.as_tensors()["node"].tolist(),
                 "n_clusters_by_epoch": [
                     [row["epoch"], row["n_clusters"]] for row in training.metrics if "n_clusters" in row
                 ],
@@ -109,6 +112,16 @@ def _write_table(path: Path, table: pa.Table) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         pq.write_table(table, scratch)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _write_array(path: Path, array: np.ndarray) -> None:
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with scratch.open("wb") as file:
+            np.save(file, array)
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)

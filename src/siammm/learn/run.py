@@ -8,7 +8,8 @@ set_aside.json        images that could not be read, with reasons
 mixture.safetensors   the clusters
 encoder.safetensors   the networks
 assignments.parquet   the cluster of every image
-merges.json           the tree of merges, and K after each epoch
+embeddings.npy        what was clustered: float16, of unit length, one row for each of assignments.parquet
+merges.json           the tree of merges, the node of each cluster in it, and K after each epoch
 losses.svg, clusters.svg
 """
 
@@ -32,9 +33,23 @@ MIXTURE, ENCODER, ASSIGNMENTS, MERGES = (
     "assignments.parquet",
     "merges.json",
 )
+EMBEDDINGS = "embeddings.npy"
 SET_ASIDE, TENSORBOARD, LOSSES, CLUSTERS = "set_aside.json", "tensorboard", "losses.svg", "clusters.svg"
 NAMES = frozenset(
-    {CONFIG, METRICS, CHECKPOINTS, MIXTURE, ENCODER, ASSIGNMENTS, MERGES, SET_ASIDE, TENSORBOARD, LOSSES, CLUSTERS}
+    {
+        CONFIG,
+        METRICS,
+        CHECKPOINTS,
+        MIXTURE,
+        ENCODER,
+        ASSIGNMENTS,
+        EMBEDDINGS,
+        MERGES,
+        SET_ASIDE,
+        TENSORBOARD,
+        LOSSES,
+        CLUSTERS,
+    }
 )
 
 

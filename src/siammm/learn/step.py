@@ -10,7 +10,9 @@ Legend:  B images of a batch, D dimensions.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -72,6 +74,8 @@ class Step:
         self._autocast = precision == "bf16"
         compiled = config.optimisation.compile
         self._compiled = device.type == "cuda" if compiled is None else compiled
+        if self._compiled:
+            _keep_compiled()
         self._views: Any = torch.compile(loader.views, dynamic=False) if self._compiled else loader.views
         fuses = config.optimisation.fused
         if fuses is None:
@@ -242,6 +246,12 @@ class Step:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._update(inputs, clustered)
         self._graphs[clustered] = (graph, inputs)
+
+
+def _keep_compiled() -> None:
+    """Have torch keep what it compiles with the user's caches: by default it is in a folder that a restart empties."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "siammm" / "inductor"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 
 
 def _parallel(network: SiameseNetwork, device: torch.device) -> Any:

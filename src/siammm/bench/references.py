@@ -1,0 +1,130 @@
+"""Machines to compare with: the table that ``siammm bench`` prints beside its own figures and ``docs/speed.md`` shows.
+
+This is the one place where it is kept; a test holds the page to it. A figure that nobody has measured is None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from siammm.config import PresetName
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What one machine did with one preset."""
+
+    machine: str
+    preset: PresetName
+    batch_size: int
+    images_per_second: float | None
+    """Full steps, with the cluster loss."""
+    images_per_second_alone: float | None
+    """Steps without the cluster loss."""
+    share_of_peak: float | None
+    """Of a large matrix product in the same precision on the same machine."""
+    clustering_share: float | None
+    """Of an epoch."""
+    search_teraflops: float | None
+    """Of the search for the 5 nearest of the preset's clusters."""
+    memory_gigabytes: float | None
+    """The peak of the step."""
+    hours: float | None
+    """For all of the preset's epochs."""
+    source: str
+    """Where the figures come from."""
+
+
+H200 = "NVIDIA H200"
+EPYC = "AMD EPYC, 1 thread"
+
+REFERENCES: tuple[Reference, ...] = (
+    Reference(
+        machine=H200,
+        preset="cifar",
+        batch_size=256,
+        images_per_second=None,
+        images_per_second_alone=20_669,
+        share_of_peak=None,
+        clustering_share=None,
+        search_teraflops=None,
+        memory_gigabytes=None,
+        hours=None,
+        source="benchmarks/results/2026-11-15-cifar10-byol.md",
+    ),
+    Reference(
+        machine=EPYC,
+        preset="cifar",
+        batch_size=32,
+        images_per_second=9.89,
+        images_per_second_alone=9.37,
+        share_of_peak=0.97,
+        clustering_share=0.00078,
+        search_teraflops=0.134,
+        memory_gigabytes=2.09,
+        hours=281,
+        source="`siammm bench --seconds 40`, 2026-11-15",
+    ),
+    Reference(
+        machine=EPYC,
+        preset="imagenet-200",
+        batch_size=4,
+        images_per_second=0.955,
+        images_per_second_alone=0.959,
+        share_of_peak=0.70,
+        clustering_share=0.0022,
+        search_teraflops=0.0405,
+        memory_gigabytes=3.12,
+        hours=74_735,
+        source="`siammm bench --preset imagenet-200 --seconds 30`, 2026-11-15, other work on the machine",
+    ),
+)
+
+HEADER = (
+    "machine", "preset", "batch", "images/s", "images/s without clusters", "share of peak", "clustering's share",
+    "search, TFLOP/s", "memory, GB", "hours", "source",
+)  # fmt: skip
+
+
+def references_for(preset: str) -> list[Reference]:
+    """What is known of a preset."""
+    return [reference for reference in REFERENCES if reference.preset == preset]
+
+
+def markdown() -> str:
+    """The table as ``docs/speed.md`` shows it."""
+    lines = ["| " + " | ".join(HEADER) + " |", "|---|---|" + "---:|" * 8 + "---|"]
+    lines += ["| " + " | ".join(cells(reference)) + " |" for reference in REFERENCES]
+    return "\n".join(lines)
+
+
+def cells(reference: Reference) -> list[str]:
+    """One row; what is not measured yet is left empty."""
+    return [
+        reference.machine,
+        f"`{reference.preset}`",
+        str(reference.batch_size),
+        rate(reference.images_per_second),
+        rate(reference.images_per_second_alone),
+        share(reference.share_of_peak),
+        share(reference.clustering_share),
+        number(reference.search_teraflops),
+        number(reference.memory_gigabytes),
+        number(reference.hours),
+        reference.source,
+    ]
+
+
+def rate(value: float | None) -> str:
+    """Images a second."""
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def share(value: float | None) -> str:
+    """A share in percent."""
+    return "" if value is None else f"{100 * value:.2g} %" if value < 0.1 else f"{100 * value:.0f} %"
+
+
+def number(value: float | None) -> str:
+    """Any other number, with three digits that count."""
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,204 @@
+"""The trainer's own step on made-up images, for timing.
+
+    load = Workload(config, device, n_images=50_000)
+    load.prepare(clustered=True)
+    seconds = clock.windows(lambda n: load.advance(n, clustered=True), device, seconds=20)
+    load.close()
+
+The networks, loader, optimiser, bank and captured graph are those of ``learn.loop.Training``. Small images are
+resident, as in training. Large ones are cropped before the clock starts and wait on the device, so that the step is
+timed and not the disk; ``loader_rate`` times the reading.
+
+Legend:  B images of a batch, H neighbours, K clusters, D dimensions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from siammm.bench import images
+from siammm.bench.clock import synchronise
+from siammm.config import TrainConfig
+from siammm.data import decode
+from siammm.data.loader import SMALL, Batch, open_loader
+from siammm.data.sources import open_source
+from siammm.data.view_settings import views
+from siammm.learn.loop import Training, build_network
+from siammm.learn.optim import learning_rate, momentum_at
+from siammm.presets import with_settings
+
+N_IMAGES = {"cifar": 50_000, "tiny": 100_000, "demo": 1_797, "imagenet-100": 1_281_167, "imagenet-200": 1_281_167}
+"""The images of the set that each preset is for."""
+_SIZES = {"cifar": 32, "tiny": 64, "demo": 8}
+
+# Made-up images take at most this much memory: more would not change the time of a step.
+_MOST_BYTES = 256 * 2**20
+# Large images whose crops wait on the device.
+_WAITING_BATCHES = 2
+# Images a second that no loader reaches.
+_FASTEST_LOADER = 20_000
+# Steps until everything is compiled and captured.
+_STEPS_BEFORE_REPLAY = 4
+
+
+def image_size(config: TrainConfig) -> int:
+    """Pixels of a view's side."""
+    return config.views.image_size or _SIZES.get(config.preset, 224)
+
+
+class Workload:
+    """A run that was set up as ``siammm train`` does it, whose steps can be taken one by one."""
+
+    def __init__(self, config: TrainConfig, device: torch.device, *, n_images: int) -> None:
+        self.device = device
+        size = image_size(config)
+        self.resident = size <= SMALL
+        batch_size = config.optimisation.batch_size
+        if self.resident:
+            n = max(batch_size, min(n_images, _MOST_BYTES // (3 * size * size)))
+            side = size
+        else:
+            n, side = _WAITING_BATCHES * batch_size, size * 256 // 224
+        wanted = config.clustering.n_components
+        settings = {
+            "image_size": size,
+            # A loader that is not asked to keep large images; without workers, since it is only asked once.
+            "loader": "resident" if self.resident else "streaming",
+            "workers": 0,
+            "n_components": max(2, min(n // 4, wanted or n)),
+        }
+        seed = config.run.random_state
+        self.config = with_settings(config, **settings)
+        started = time.perf_counter()
+        self.training = Training(self.config, open_source(images.arrays(n, side, seed)), device)
+        self._stream = self._batches()
+        if not self.resident:
+            next(self._stream)
+        self._fill_tables(seed)
+        self._number = 0
+        synchronise(device)
+        self.setup_seconds = time.perf_counter() - started
+        """Seconds until a step can be taken: images, networks, optimiser."""
+
+    @property
+    def batch_size(self) -> int:
+        """Images of a step."""
+        return self.training.batch_size
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the step is compiled."""
+        return self.training.step._compiled
+
+    def prepare(self, *, clustered: bool) -> tuple[float, float]:
+        """Take steps until the step is compiled and captured; seconds of the first, and of all of them."""
+        started = time.perf_counter()
+        self.advance(1, clustered=clustered)
+        synchronise(self.device)
+        first = time.perf_counter() - started
+        if self.device.type == "cuda":
+            self.advance(_STEPS_BEFORE_REPLAY, clustered=clustered)
+            synchronise(self.device)
+        return first, time.perf_counter() - started
+
+    def advance(self, steps: int, *, clustered: bool) -> None:
+        """Take so many steps, without waiting for the device."""
+        training, optimisation = self.training, self.config.optimisation
+        total, warmup = training.total_steps, round(optimisation.warmup_epochs * training.steps_per_epoch)
+        for batch in itertools.islice(self._stream, steps):
+            training.step(
+                batch,
+                epoch=self._number // training.steps_per_epoch,
+                rate=learning_rate(self._number, total, warmup, optimisation.learning_rate, training.batch_size),
+                momentum=momentum_at(self._number, total, optimisation.encoder_momentum),
+                clustered=clustered,
+                number=self._number,
+            )
+            self._number += 1
+
+    def check(self) -> None:
+        """Refuse figures of steps that stopped learning."""
+        self.training.step.check()
+
+    def close(self) -> None:
+        """Let go of what the run holds on the device."""
+        self._stream = iter(())
+        self.training.close()
+        del self.training
+
+    def _batches(self) -> Iterator[Batch]:
+        """Batches without end: numbers of resident images as the loader sends them, or crops that wait already."""
+        loader = self.training.loader
+        if self.resident:
+            for epoch in itertools.count():
+                yield from loader.batches(epoch, self.training._groups(epoch))
+        waiting = list(loader.batches(0, self.training._groups(0)))
+        yield from itertools.cycle(waiting)
+
+    def _fill_tables(self, seed: int) -> None:
+        """What the cluster loss reads: made-up clusters. Which they are makes no difference to its time."""
+        generator = torch.Generator().manual_seed(seed)
+        for clustering in self.training.clusterings:
+            k, d = clustering.mu_KD.shape
+            index_NH = torch.randint(k, clustering.index_NH.shape, generator=generator)
+            clustering.index_NH.copy_(index_NH)
+            clustering.weight_NH.fill_(1 / index_NH.shape[1])
+            clustering.mu_KD.copy_(functional.normalize(torch.randn(k, d, generator=generator), dim=1))
+            clustering.kappa_K.fill_(1.0)
+
+
+def flops_per_image(config: TrainConfig) -> float:
+    """Floating-point operations that the networks need for one image in one update, a product and a sum being two.
+
+    Both views forward and backward, and forward through the momentum encoder. Counted by torch on tensors without
+    contents; augmentation, losses and the optimiser, all small beside them, are left out.
+    """
+    size = image_size(config)
+    with torch.random.fork_rng(devices=[]):
+        network = build_network(config, size).to("meta")
+    x = torch.empty(2, 3, size, size, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        predictions = network(x, x)
+        network.targets(x, x, predictions.z_1, predictions.z_2)
+        (predictions.v_1.sum() + predictions.v_2.sum()).backward()
+    return counter.get_total_flops() / x.shape[0]
+
+
+def loader_rate(
+    config: TrainConfig, folder: Path, device: torch.device, *, workers: int | None, seconds: float
+) -> tuple[float, int]:
+    """Images a second that the streaming loader brings onto the device from files, and its worker processes.
+
+    Both views of every image are cut, as in training. The first batches are not counted: workers start and fill their
+    queues. Files are in the system's cache, so that this is the time of decoding, not of a disk.
+    """
+    source = open_source(str(folder))
+    if workers is None:
+        workers = max(1, decode.default_threads() - 1)
+    two = views(image_size(config), config.views.augmentation)
+    loader = open_loader(source, two, device, kind="streaming", seed=0, workers=workers, known_bad={})
+    batch = max(1, min(config.optimisation.batch_size, 64, loader.n_images // 2))
+    groups = torch.arange(loader.n_images // batch * batch).split(batch)
+    uncounted = 4 * max(1, workers)  # what the workers' queues hold
+    # One long epoch: between two of them the queues run empty, which in training happens once in a million images.
+    most = uncounted + 1 + int(seconds * _FASTEST_LOADER / batch)
+    counted, started = 0, time.perf_counter()
+    try:
+        for number, _ in enumerate(loader.batches(0, list(itertools.islice(itertools.cycle(groups), most)))):
+            if number < uncounted:
+                started = time.perf_counter()
+                continue
+            counted += batch
+            if time.perf_counter() - started > seconds:
+                break
+        synchronise(device)
+        return counted / (time.perf_counter() - started), workers
+    finally:
+        loader.close()

@@ -1,0 +1,62 @@
+"""``siammm explore``: a run in; its report served on this machine, with all images and a search by picture, out."""
+
+from __future__ import annotations
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+
+from siammm.config import ExploreConfig
+from siammm.errors import InputError
+from siammm.learn import distributed
+from siammm.report import places
+from siammm.report.gather import GatherSettings, gather
+from siammm.report.live import Explorer
+from siammm.report.opened import open_run
+from siammm.report.progress import Bars, open_page
+from siammm.report.serve import Server
+
+
+def explore(config: ExploreConfig) -> None:
+    """Run the command: serve until Ctrl-C, which is how it ends well."""
+    places.check_map(config.map)
+    console = Console(highlight=False)
+    with distributed.setup(config.device) as context, Server(config.port) as server:
+        if context.world_size > 1:
+            raise InputError(f"explore runs in one process, but there are {context.world_size}; start it by itself.")
+        server.show(_prepared(config, context.device))
+        for note in server.notes:
+            console.print(escape(note), style="yellow", soft_wrap=True)
+        console.print(f"Serving {escape(str(config.run))} at [bold]{server.url}[/]; stop with Ctrl-C.", soft_wrap=True)
+        if config.open and not open_page(server.url):
+            console.print("There is no browser to show it with here; open that address in one.", style="dim")
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            console.print("\nStopped.")
+
+
+def _prepared(config: ExploreConfig, device: torch.device) -> Explorer:
+    with Bars() as bars:
+        try:
+            run = open_run(
+                config.run,
+                data=config.data,
+                reading=config.reading,
+                device=device,
+                tell=bars.tell,
+                seed=config.random_state,
+            )
+            settings = GatherSettings(
+                audit=config.audit,
+                evaluation=config.evaluation,
+                compare=config.compare,
+                map=config.map,
+                random_state=config.random_state,
+                live=True,
+            )
+            gathered = gather(run, settings, bars.tell)
+            bars.tell("getting ready", 0, 0)
+            return Explorer(run, gathered)
+        except torch.OutOfMemoryError as error:
+            raise InputError("The GPU has not enough memory for this; use --device cpu.") from error

@@ -1,0 +1,117 @@
+"""``siammm report``: a run in; one page on which a person sees what it found out."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from urllib.parse import quote
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+
+from siammm.config import ReportConfig
+from siammm.data.folders import check_new_folder, new_folder
+from siammm.data.wording import one_line
+from siammm.errors import InputError
+from siammm.learn import distributed
+from siammm.learn.run import write_whole
+from siammm.mixture.checks import check_at_least
+from siammm.report import places
+from siammm.report.gather import Gathered, GatherSettings, gather
+from siammm.report.opened import open_run
+from siammm.report.plain import counted
+from siammm.report.progress import Bars, open_page
+from siammm.report.render import render
+
+_SHEET = re.compile(r"sheet-\d+\.webp")
+_LARGEST_THUMBNAIL = 512
+
+
+def report(config: ReportConfig) -> None:
+    """Run the command. Whatever can be refused is refused before the work starts."""
+    check_at_least("--max-thumbnails", config.max_thumbnails, 0)
+    if config.thumbnail_size is not None and not 8 <= config.thumbnail_size <= _LARGEST_THUMBNAIL:
+        raise InputError(f"--thumbnail-size is {config.thumbnail_size}, but it must be from 8 to {_LARGEST_THUMBNAIL}.")
+    places.check_map(config.map)
+    output = config.output or Path(f"{config.run.expanduser().resolve().name}-report.html")
+    output = output.expanduser()
+    beside = output.with_name(f"{output.stem}_files")
+    _check_output(output, beside, overwrite=config.overwrite)
+    console = Console(highlight=False)
+    with distributed.setup(config.device) as context, Bars() as bars:
+        if context.world_size > 1:
+            raise InputError(f"report runs in one process, but there are {context.world_size}; start it by itself.")
+        try:
+            run = open_run(
+                config.run,
+                data=config.data,
+                reading=config.reading,
+                device=context.device,
+                tell=bars.tell,
+                seed=config.random_state,
+            )
+            settings = GatherSettings(
+                audit=config.audit,
+                evaluation=config.evaluation,
+                compare=config.compare,
+                map=config.map,
+                max_thumbnails=config.max_thumbnails,
+                thumbnail_size=config.thumbnail_size,
+                random_state=config.random_state,
+                sheets_beside=quote(os.fsencode(beside.name), safe=""),
+            )
+            gathered = gather(run, settings, bars.tell)
+        except torch.OutOfMemoryError as error:
+            raise InputError("The GPU has not enough memory for this; use --device cpu.") from error
+        bars.tell("writing the page", 0, 0)
+        _write(gathered, output, beside, overwrite=config.overwrite)
+    size = output.stat().st_size / 1e6
+    more = f" and {counted(len(gathered.beside), 'sheet')} of thumbnails in {beside}" if gathered.beside else ""
+    for note in gathered.contents["notes"]:
+        console.print(escape(note), style="yellow", soft_wrap=True)
+    console.print(f"Written to [bold]{escape(str(output))}[/] ({size:.1f} MB){escape(more)}.", soft_wrap=True)
+    if config.open and not open_page(output.resolve().as_uri()):
+        console.print("There is no browser to show it with here; open that file in one.", style="dim")
+
+
+def _check_output(output: Path, beside: Path, *, overwrite: bool) -> None:
+    if output.is_dir():
+        raise InputError(f"The output {output} is a folder, but a file is needed; choose another --output.")
+    if output.exists() and not overwrite:
+        raise InputError(f"The output {output} exists; choose another --output, or add --overwrite.")
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"The output {output} is a page, so its name ends in .html; choose another --output.")
+    if beside.exists():
+        check_new_folder(beside, overwrite=overwrite, ours=_sheets_in(beside))
+    parent = next(parent for parent in output.absolute().parents if parent.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise InputError(f"The output {output} cannot be written ({parent} is not writable); choose another --output.")
+
+
+def _sheets_in(folder: Path) -> frozenset[str]:
+    """The files of an earlier report in the folder beside it."""
+    if not folder.is_dir():
+        return frozenset()
+    return frozenset(entry.name for entry in folder.iterdir() if _SHEET.fullmatch(entry.name))
+
+
+def _write(gathered: Gathered, output: Path, beside: Path, *, overwrite: bool) -> None:
+    """The sheets first: a page never looks for what is not there yet."""
+    text = render(gathered.contents, gathered.sheets[: gathered.n_within])
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if gathered.beside:
+            with new_folder(beside, overwrite=overwrite, ours=_sheets_in(beside)) as folder:
+                for name, data in gathered.beside.items():
+                    (folder / name).write_bytes(data)
+        write_whole(output, text)
+        # Of an earlier report that needed more; anything else in that folder was refused before.
+        if not gathered.beside and beside.is_dir():
+            shutil.rmtree(beside)
+    except OSError as error:
+        raise InputError(
+            f"The output {output} cannot be written ({one_line(error)}); choose another --output."
+        ) from error

@@ -1,0 +1,136 @@
+"""The model card: what was trained on what, and how it is loaded. Names are whatever a user's files are called.
+
+A card that somebody has edited is theirs: the last line holds a digest of what we wrote, by which we know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from pathlib import PurePath
+
+from siammm import __version__
+from siammm.export.as_timm import TimmModel
+from siammm.export.encoding import FinishedRun
+
+_LONGEST_NAME = 120
+_SEAL = re.compile(r"\n<!-- written by siammm: ([0-9a-f]{64}) -->\n$")
+
+
+def model_card(own: FinishedRun, timm_model: TimmModel | None, choice: str) -> str:
+    """The text of README.md. No name is part of its YAML; in the text they are code."""
+    network, clusters = own.config.network, own.mixture
+    n_clusters = None if clusters is None else int(clusters.n_components_)
+    data = data_name(own.data if own.data is not None else own.config.data)
+    size = "" if own.n_images is None else f"{own.n_images:,} images of "
+    data = "images without a name" if data is None else as_code(data)
+    found = "It was trained without clusters." if n_clusters is None else f"It found **{n_clusters:,} clusters**."
+    lines = [
+        "---",
+        "# Fill in the licence, as in: license: mit",
+        f"library_name: {'timm' if timm_model is not None else 'siammm'}",
+        "pipeline_tag: image-feature-extraction",
+        "tags:",
+        *(f"- {tag}" for tag in ("siammm", "clustering", "image-feature-extraction")),
+        *(["- timm"] if timm_model is not None else []),
+        "---",
+        "",
+        "# An image encoder and its clusters, learnt without labels",
+        "",
+        f"Trained by siammm {__version__} on {size}{data}, at {own.view.size} x "
+        f"{own.view.size} pixels, for {own.config.optimisation.epochs:,} epochs, without labels. {found} The backbone "
+        f"is {as_code(network.backbone)}, with {own.network.encoder.num_features:,} features; images are clustered in "
+        f"an embedding of {network.embedding_dim:,} dimensions.",
+        "",
+        "Fill in: what the images show, where they come from, and under what licence this may be used.",
+        "",
+        *_with_timm(own, timm_model, choice),
+        *_with_siammm(n_clusters),
+    ]
+    text = "\n".join(lines) + "\n"
+    return f"{text}\n<!-- written by siammm: {_digest(text)} -->\n"
+
+
+def _with_timm(own: FinishedRun, timm_model: TimmModel | None, choice: str) -> list[str]:
+    if timm_model is None:
+        return [
+            "timm has no arguments for this backbone at this size of images, so it is loaded with siammm alone.",
+            "",
+        ]
+    note = []
+    if timm_model.repeat > 1:
+        size, times = own.view.size, timm_model.repeat
+        note = [
+            f"timm has no such network for images of {size} pixels. This one is equal to it on images of "
+            f"{size * times} pixels, each pixel repeated {times} times in both directions: resize images to "
+            f"{size} x {size}, and repeat.",
+            "",
+        ]
+    repeat = "".join(f".repeat_interleave({timm_model.repeat}, {axis})" for axis in (2, 3) if timm_model.repeat > 1)
+    return [
+        f"## With timm: features of the {choice} encoder",
+        "",
+        *note,
+        "```python",
+        "import timm, torch",
+        "",
+        'model = timm.create_model("local-dir:PATH", pretrained=True).eval()  # or "hf-hub:USER/NAME"',
+        f"images = torch.zeros(1, 3, {own.view.size}, {own.view.size})  # 0 to 1, less mean, over deviation",
+        f"features = model(images{repeat})",
+        "```",
+        "",
+        "Mean and deviation are in `config.json`.",
+        "",
+    ]
+
+
+def _with_siammm(n_clusters: int | None) -> list[str]:
+    if n_clusters is None:
+        return []
+    return [
+        "## With siammm: clusters",
+        "",
+        "```python",
+        "from siammm import SiamMM",
+        "",
+        'model = SiamMM.from_pretrained("PATH or USER/NAME")',
+        'clusters = model.predict("a/folder/of/images")',
+        "```",
+    ]
+
+
+def data_name(data: str | None) -> str | None:
+    """What a set of images is called, without the folders of the machine that it lies on."""
+    if data is None:
+        return None
+    scheme, _, rest = data.partition(":")
+    if scheme == "torchvision" and rest:
+        return f"{scheme}:{rest.partition(':')[0]}"
+    return PurePath(data).name or data
+
+
+def is_edited(text: str) -> bool:
+    """Whether somebody has changed the card since it was written, or wrote it."""
+    seal = _SEAL.search(text)
+    return seal is None or seal[1] != _digest(text[: seal.start()])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def as_code(name: str) -> str:
+    """A name as Markdown's code on one line, in which nothing is markup; what cannot be seen is escaped."""
+    shown = "".join(_visible(letter) for letter in name)
+    if len(shown) > _LONGEST_NAME:
+        shown = f"{shown[: _LONGEST_NAME - 1]}…"
+    longest = max((len(run) for run in re.findall("`+", shown)), default=0)
+    fence = "`" * (longest + 1)
+    return f"{fence} {shown} {fence}" if longest or shown != shown.strip() or not shown else f"{fence}{shown}{fence}"
+
+
+def _visible(letter: str) -> str:
+    # Control characters, marks of direction, separators of lines, halves of pairs: what moves or hides other letters.
+    hidden = unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+    return letter.encode("unicode_escape").decode("ascii") if hidden else letter

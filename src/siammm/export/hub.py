@@ -1,0 +1,75 @@
+"""The Hugging Face hub: giving it an encoder, and asking it for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from siammm.data.wording import one_line
+from siammm.errors import InputError, StoredFileError
+from siammm.export import names
+
+
+def check_repository(repo_id: str) -> None:
+    """Refuse what cannot be the name of a repository, before anything is computed."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise InputError(
+            f"--hub is {repo_id!r}, no name of a repository ({one_line(error)}); give USER/NAME."
+        ) from error
+
+
+def push(folder: Path, repo_id: str) -> str:
+    """Push the encoder in a folder, and nothing else that lies there; its address."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(library_name="siammm")
+    try:
+        repository = api.create_repo(repo_id, exist_ok=True).repo_id
+        api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            allow_patterns=list(names.ENCODER_NAMES),
+            commit_message="Encoder and clusters by siammm",
+        )
+    except Exception as error:  # what a network, a proxy and a hub raise is of any type
+        raise InputError(
+            f"The export is complete in {folder}, but {repo_id} cannot be pushed to ({one_line(error)}); log in with "
+            "hf auth login, and check the name."
+        ) from error
+    return f"{api.endpoint}/{repository}"
+
+
+def fetched(
+    model: str,
+    *,
+    revision: str | None,
+    cache_dir: str | Path | None,
+    force_download: bool,
+    local_files_only: bool,
+    token: str | bool | None,
+) -> Path:
+    """The folder of a model: itself, or a copy of the hub's."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(
+                model,
+                revision=revision,
+                cache_dir=cache_dir,
+                force_download=force_download,
+                local_files_only=local_files_only,
+                token=token,
+                allow_patterns=[names.NETWORKS, names.MIXTURE, names.CONFIG],
+            )
+        )
+    except Exception as error:  # as above
+        raise StoredFileError(
+            f"{model} is no folder, and no model that the hub gives ({one_line(error)}); check the path or the name."
+        ) from error

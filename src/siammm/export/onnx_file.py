@@ -1,0 +1,290 @@
+"""The whole model as one ONNX file: an image in; embedding, features, cluster, probability and outlier score out.
+
+The image is uint8, N x side x side x 3, red, green and blue, as Pillow and NumPy have it. Everything after resizing it
+to ``side`` is inside: cutting out the centre, normalising, the network, and the mixture with the scale of its outliers.
+
+Legend:  N images, S pixels of the side that the network sees, D dimensions of the embedding, K clusters, H neighbours,
+         P points of the outlier scale.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from siammm import __version__
+from siammm.data.augment import clean_side
+from siammm.data.view_settings import ViewSettings
+from siammm.errors import InputError
+from siammm.export.encoding import FinishedRun
+from siammm.export.scale import OutlierScale
+from siammm.learn.networks import Encoder
+from siammm.mixture.estimator import VonMisesFisherMixture
+
+OPSET = 18
+PACKAGES = ("onnx", "onnxscript")
+INPUT = "image"
+OUTPUTS = ("embedding", "features", "cluster", "probability", "outlier_score")
+# How far the file may be from the model on images of noise, which are unlike any of the run's: rounding moves what is
+# computed from cosines by more than the cosines.
+_TOLERANCES = {"embedding": 1e-4, "features": 1e-4, "probability": 1e-3, "outlier_score": 1e-2}
+
+
+def missing_packages() -> list[str]:
+    """The packages that an export to ONNX needs and that are not installed."""
+    return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+
+
+# -- the graph ---------------------------------------------------------------------------------------------------------
+
+
+class InferenceModel(nn.Module):
+    """What the file computes."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        view: ViewSettings,
+        mixture: VonMisesFisherMixture | None = None,
+        scale: OutlierScale | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.size, self.side = view.size, clean_side(view.size)
+        self.register_buffer("mean", torch.tensor(view.mean).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(view.std).view(1, 3, 1, 1))
+        self.clusters = None if mixture is None else _Clusters(mixture)
+        self.scale = None if scale is None else _Scale(scale)
+
+    mean: Tensor
+    std: Tensor
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of what ``forward`` returns."""
+        n = 2 if self.clusters is None else 4 if self.scale is None else 5
+        return OUTPUTS[:n]
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        """See ``OUTPUTS``; embeddings are of unit length, features as the backbone leaves them."""
+        margin = round((self.side - self.size) / 2)
+        x = image[:, margin : margin + self.size, margin : margin + self.size].permute(0, 3, 1, 2)
+        x = (x.to(torch.float32) / 255.0 - self.mean) / self.std
+        features = self.encoder.backbone(x)
+        embedding = functional.normalize(self.encoder.projector(features), dim=1)
+        if self.clusters is None:
+            return embedding, features
+        cluster, probability, log_density = self.clusters(embedding)
+        if self.scale is None:
+            return embedding, features, cluster, probability
+        return embedding, features, cluster, probability, self.scale(log_density)
+
+
+class _Clusters(nn.Module):
+    """The mixture's assignment (Eq. 8 and 10, or the posterior) and log density (Eq. 3), in float32.
+
+    As ``em.assignments`` and ``em.log_likelihoods`` have it, in operations that ONNX has.
+    """
+
+    def __init__(self, mixture: VonMisesFisherMixture) -> None:
+        super().__init__()
+        components: Any = mixture._components(torch.device("cpu"))
+        assignment = mixture._assignment()
+        self.by_posterior = assignment.rule == "posterior"
+        self.n_neighbours = min(assignment.n_neighbours, components.weight_K.shape[0])
+        self.temperature = assignment.temperature
+        self.size_weighting = assignment.size_weighting
+        # What log_joint makes of a cosine of 1.
+        first_KD = components.mu_KD
+        offset_K = components.log_joint_of(
+            first_KD, torch.ones_like(components.kappa_K)[:, None], torch.arange(len(first_KD))[:, None]
+        )[:, 0]
+        for name, value in (
+            ("mu_DK", first_KD.T.contiguous()),
+            ("kappa_K", components.kappa_K),
+            ("offset_K", offset_K),
+            ("log_weight_K", components.weight_K.clamp_min(1e-300).log()),
+        ):
+            self.register_buffer(name, value.float())
+
+    mu_DK: Tensor
+    kappa_K: Tensor
+    offset_K: Tensor
+    log_weight_K: Tensor
+
+    def forward(self, embedding_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Cluster, probability and log density of each embedding."""
+        cosine_NK = embedding_ND @ self.mu_DK
+        log_joint_NK = (cosine_NK - 1) * self.kappa_K + self.offset_K
+        log_density_N = log_joint_NK.logsumexp(dim=1)
+        if self.by_posterior:
+            share_N, cluster_N = log_joint_NK.softmax(dim=1).max(dim=1)
+            return cluster_N, share_N, log_density_N
+        score_NH, index_NH = cosine_NK.topk(self.n_neighbours, dim=1)
+        logit_NH = score_NH / self.temperature
+        if self.size_weighting:
+            logit_NH = logit_NH + self.log_weight_K[index_NH]
+        share_N1, place_N1 = logit_NH.softmax(dim=1).max(dim=1, keepdim=True)
+        return index_NH.gather(1, place_N1)[:, 0], share_N1[:, 0], log_density_N
+
+
+class _Scale(nn.Module):
+    """``OutlierScale`` by bisection: ONNX has no search in a sorted list."""
+
+    def __init__(self, scale: OutlierScale) -> None:
+        super().__init__()
+        n = len(scale.density_P)
+        self.last = n - 1
+        self.steps = [2**power for power in reversed(range(n.bit_length()))]
+        # Padded so that every step finds something to compare with.
+        padded = np.full(2 ** n.bit_length(), np.inf)
+        padded[:n] = scale.density_P
+        self.register_buffer("density_P", torch.from_numpy(padded).float())
+        self.register_buffer("score_P", torch.from_numpy(scale.score_P).float())
+
+    density_P: Tensor
+    score_P: Tensor
+
+    def forward(self, log_density_N: Tensor) -> Tensor:
+        """The outlier score of each log density."""
+        below_N = torch.zeros_like(log_density_N, dtype=torch.int64)
+        for step in self.steps:
+            below_N = torch.where(self.density_P[below_N + step - 1] <= log_density_N, below_N + step, below_N)
+        low_N = (below_N - 1).clamp(0, self.last)
+        high_N = below_N.clamp(0, self.last)
+        width_N = (self.density_P[high_N] - self.density_P[low_N]).clamp_min(1e-30)
+        part_N = ((log_density_N - self.density_P[low_N]) / width_N).clamp(0.0, 1.0)
+        return self.score_P[low_N] + part_N * (self.score_P[high_N] - self.score_P[low_N])
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def inference_model(own: FinishedRun, log_density_N: np.ndarray | None) -> InferenceModel:
+    """The model of a run on the CPU; ``log_density_N`` are those of the images that outliers are measured against."""
+    scale = None if log_density_N is None else OutlierScale.of(log_density_N)
+    return InferenceModel(deepcopy(own.clustered).cpu().float(), own.view, own.mixture, scale).eval()
+
+
+def write_onnx(path: Path, own: FinishedRun, log_density_N: np.ndarray | None) -> None:
+    """Write the file, after it was checked, and where ONNX Runtime is installed also compared with the model."""
+    missing = missing_packages()
+    if missing:
+        raise InputError(
+            f"An export to ONNX needs {' and '.join(missing)}, not installed here; pip install 'siammm[onnx]'."
+        )
+    import onnx
+
+    model = inference_model(own, log_density_N)
+    example = torch.zeros(2, model.side, model.side, 3, dtype=torch.uint8)
+    with _quiet(), torch.no_grad():
+        program: Any = torch.onnx.export(
+            model,
+            (example,),
+            dynamo=True,
+            input_names=[INPUT],
+            output_names=list(model.outputs),
+            dynamic_shapes={INPUT: {0: torch.export.Dim("batch")}},
+            opset_version=OPSET,
+            verbose=False,
+        )
+        proto = program.model_proto
+    _strip(proto)
+    onnx.helper.set_model_props(proto, _metadata(own, model, None if log_density_N is None else len(log_density_N)))
+    onnx.checker.check_model(proto, full_check=True)
+    content = proto.SerializeToString()
+    _compare(content, model)
+    path.write_bytes(content)
+
+
+def _metadata(own: FinishedRun, model: InferenceModel, n_reference: int | None) -> dict[str, str]:
+    """What the file says about itself; values are JSON where they are no plain text."""
+    facts: dict[str, Any] = {
+        "siammm_version": __version__,
+        "model": "SiamMM",
+        "backbone": own.config.network.backbone,
+        "input": f"uint8, N x {model.side} x {model.side} x 3, red, green and blue from 0 to 255",
+        "input_side": model.side,
+        "image_size": model.size,
+        "mean": list(own.view.mean),
+        "std": list(own.view.std),
+        "embedding_dim": own.network.encoder.embedding_dim,
+        "n_features": own.network.encoder.num_features,
+        "n_clusters": 0 if own.mixture is None else int(own.mixture.n_components_),
+        "opset": OPSET,
+    }
+    if n_reference is not None:
+        facts["n_reference_images"] = n_reference
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
+
+
+def _strip(proto: Any) -> None:
+    """Take out what the exporter notes about our source files, folders of this machine among it."""
+    graph = proto.graph
+    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        del part.metadata_props[:]
+    for node in graph.node:
+        node.doc_string = ""
+    for function in proto.functions:
+        for part in (function, *function.node):
+            del part.metadata_props[:]
+
+
+def _compare(content: bytes, model: InferenceModel) -> None:
+    """Run the file on images of noise, one and three at once, and compare."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    generator = torch.Generator().manual_seed(0)
+    for n in (1, 3):
+        image = torch.randint(0, 256, (n, model.side, model.side, 3), generator=generator, dtype=torch.uint8)
+        with torch.no_grad():
+            ours = model(image)
+        found = dict(zip(model.outputs, session.run(list(model.outputs), {INPUT: image.numpy()}), strict=True))
+        for name, value in zip(model.outputs, ours, strict=True):
+            # A cluster may change hands where two are as near; its probability says so.
+            if name not in _TOLERANCES:
+                continue
+            limit = _TOLERANCES[name] * max(1.0, float(value.abs().max()))
+            if float(np.abs(found[name] - value.numpy()).max()) > limit:
+                raise InputError(
+                    f"The ONNX file gives another {name} than the model, so it was not kept; leave onnx out of "
+                    "--formats, and tell the developers."
+                )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch's exporter says to those who work on it.
+
+    It logs that it left out passes for other versions of ONNX, and warns of its own parts that are to change; neither
+    says anything about the file, which is checked and compared.
+    """
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            for category in (DeprecationWarning, FutureWarning):
+                warnings.filterwarnings("ignore", category=category, module=r"(torch|onnxscript|onnx_ir|copyreg)\b")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,139 @@
+"""Embeddings and clusters as tables that other tools read as they are: Parquet, .npz and .npy.
+
+Row groups are written one after another from the file that the pass left, so that memory holds one of them.
+
+Legend:  N images, D columns of a row, K clusters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from siammm import __version__
+from siammm.data.loader import Loader
+from siammm.evaluate.outliers import outlier_score
+from siammm.export.encoding import Encoded, file_paths
+from siammm.mixture.estimator import VonMisesFisherMixture
+
+_BYTES_OF_A_GROUP = 2**26
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTable:
+    """One row an image."""
+
+    rows: np.ndarray
+    """float32, N x D."""
+    columns: dict[str, pa.Array]
+    """What else is known of each image, in the order in which it is written."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def image_table(loader: Loader, found: Encoded) -> ImageTable:
+    """What is known of the images of a pass.
+
+    The outlier score is among these images; for those that a run was trained on, it is that of its assignments.
+    """
+    columns: dict[str, pa.Array] = {"id": pa.array(loader.identifiers(), pa.string())}
+    paths = file_paths(loader.source, loader.sample_N.numpy())
+    if paths is not None:
+        columns["filepath"] = pa.array(paths, pa.string())
+    if found.cluster_N is not None:
+        assert found.log_density_N is not None
+        columns["cluster"] = pa.array(found.cluster_N, pa.int32())
+        columns["probability"] = pa.array(found.probability_N, pa.float32())
+        columns["outlier_score"] = pa.array(outlier_score(found.log_density_N), pa.float32())
+    labels, names = loader.labels, loader.source.label_names
+    if labels is not None:
+        columns["label"] = pa.array(labels if names is None else [names[code] for code in labels.tolist()])
+    return ImageTable(rows=found.row_ND, columns=columns)
+
+
+def write_parquet(path: Path, table: ImageTable, *, name: str = "embedding") -> None:
+    """Write the images with their embeddings as lists of one length, so that vector functions know it."""
+    n, width = table.rows.shape
+    vector = pa.list_(pa.float32(), width)
+    fields = [pa.field(column, values.type) for column, values in table.columns.items()]
+    # After the id, where people look first.
+    fields.insert(1, pa.field(name, vector, nullable=False))
+    facts = {"version": __version__, "n_images": n, "n_dimensions": width}
+    schema = pa.schema(fields, metadata={"siammm": json.dumps(facts)})
+    # Dictionaries are for words that come back; in numbers that never do they cost time and room.
+    repeated: Any = [
+        field.name for field in fields if pa.types.is_string(field.type) or pa.types.is_integer(field.type)
+    ]
+    with pq.ParquetWriter(path, schema, use_dictionary=repeated) as writer:
+        for first, last in _groups(n, width):
+            block = np.ascontiguousarray(table.rows[first:last])
+            arrays: dict[str, Any] = {
+                name: pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1), pa.float32()), type=vector)
+            }
+            arrays |= {column: values.slice(first, last - first) for column, values in table.columns.items()}
+            batch = pa.record_batch([arrays[field.name] for field in fields], schema=schema)
+            writer.write_batch(batch, row_group_size=last - first)
+
+
+def write_npz(path: Path, table: ImageTable, *, name: str = "embeddings") -> None:
+    """Write one array for each column; without pickle, so that anybody may load it."""
+    plural = {"id": "ids", "label": "labels"}
+    arrays: dict[str, np.ndarray] = {name: table.rows}
+    for column, values in table.columns.items():
+        if column == "filepath":  # a name may be missing, for which .npz has no value; the ids are there
+            continue
+        array = values.to_numpy(zero_copy_only=False)
+        arrays[plural.get(column, column)] = array.astype(str) if array.dtype == object else array
+    with path.open("wb") as file:
+        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType] - its allow_pickle is no array
+
+
+def clusters_table(mixture: VonMisesFisherMixture, table: ImageTable) -> pa.Table:
+    """One row a cluster: how many of the images it has, its parameters, and what its images are mostly labelled."""
+    k, d = np.asarray(mixture.mean_directions_).shape
+    cluster_N = table.columns["cluster"].to_numpy()
+    direction_KD = np.ascontiguousarray(mixture.mean_directions_, dtype=np.float32)
+    columns: dict[str, Any] = {
+        "cluster": pa.array(np.arange(k), pa.int32()),
+        "size": pa.array(np.bincount(cluster_N, minlength=k), pa.int64()),
+        "weight": pa.array(np.asarray(mixture.weights_, dtype=np.float64)),
+        "concentration": pa.array(np.asarray(mixture.concentrations_, dtype=np.float64)),
+        "mean_direction": pa.FixedSizeListArray.from_arrays(
+            pa.array(direction_KD.reshape(-1)), type=pa.list_(pa.float32(), d)
+        ),
+    }
+    if "label" in table.columns:
+        majority, purity = _majorities(cluster_N, table.columns["label"], k)
+        columns["majority_label"], columns["purity"] = majority, purity
+    return pa.table(columns)
+
+
+def _majorities(cluster_N: np.ndarray, label_N: pa.Array, k: int) -> tuple[pa.Array, pa.Array]:
+    """The commonest label of each cluster, the first of equals, and its share; null for a cluster without images."""
+    encoded = label_N.dictionary_encode()
+    names, code_N = encoded.dictionary, encoded.indices.to_numpy()
+    # One number for each pair of cluster and label that occurs: all pairs may be too many.
+    pair_P, count_P = np.unique(cluster_N.astype(np.int64) * len(names) + code_N, return_counts=True)
+    best: dict[int, tuple[int, int]] = {}
+    total_K = np.bincount(cluster_N, minlength=k)
+    for pair, count in zip(pair_P.tolist(), count_P.tolist(), strict=True):
+        cluster, code = divmod(pair, len(names))
+        if cluster not in best or count > best[cluster][0]:
+            best[cluster] = (count, code)
+    chosen = pa.array([best[c][1] if c in best else None for c in range(k)], pa.int64())
+    shares = [best[c][0] / int(total_K[c]) if c in best else None for c in range(k)]
+    return names.take(chosen), pa.array(shares, pa.float64())
+
+
+def _groups(n: int, width: int) -> Iterator[tuple[int, int]]:
+    rows = max(1024, min(2**17, _BYTES_OF_A_GROUP // (4 * width)))
+    for first in range(0, n, rows):
+        yield first, min(first + rows, n)

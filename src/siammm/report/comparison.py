@@ -1,0 +1,62 @@
+"""Another run beside this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from siammm.evaluate.clustering import clustering_scores
+from siammm.report import history, judged
+from siammm.report.contents import Comparison, Matching
+from siammm.report.opened import Assigned, image_size_of, read_assigned
+from siammm.report.plain import number, printable
+
+_MATCHES = 6
+
+
+def compare(found: Assigned, path: Path, notes: list[str]) -> Comparison:
+    """Put another run beside one; images are the same where they have the same names."""
+    other = read_assigned(path)
+    places = {name: at for at, name in enumerate(other.ids)}
+    at_N = np.array([places.get(name, -1) for name in found.ids], dtype=np.int64)
+    shared = np.flatnonzero(at_N >= 0)
+    scores: list[tuple[str, float]] = []
+    clusters: list[Matching] = []
+    if len(shared):
+        mine, theirs = found.cluster_N[shared], other.cluster_N[at_N[shared]]
+        agreement = clustering_scores(theirs, mine)
+        scores = [
+            ("AMI", number(agreement.ami)),
+            ("NMI", number(agreement.nmi)),
+            ("ARI", number(agreement.ari)),
+        ]
+        clusters = _matchings(mine, theirs, found.n_clusters, other.n_clusters)
+    else:
+        notes.append(f"The run {other.name} is of other images: no name is in both, so clusters cannot be matched.")
+    about_other: list[str] = []
+    return Comparison(
+        name=other.name,
+        other=history.described(
+            other,
+            data=printable(other.facts.get("data_path", other.config.data)),
+            image_size=image_size_of(other),
+        ),
+        curves=history.curves(other.metrics),
+        n_shared=len(shared),
+        scores=scores,
+        figures=judged.read_figures(other, None, about_other),
+        clusters=clusters,
+        other_sizes=np.bincount(other.cluster_N, minlength=other.n_clusters).tolist(),
+    )
+
+
+def _matchings(mine: np.ndarray, theirs: np.ndarray, n_mine: int, n_theirs: int) -> list[Matching]:
+    """For each cluster, the clusters of the other run with which it shares most images."""
+    pairs, counts = np.unique(mine * n_theirs + theirs, return_counts=True)
+    others: list[list[tuple[int, int]]] = [[] for _ in range(n_mine)]
+    for at in np.argsort(-counts, kind="stable").tolist():
+        cluster, other = divmod(int(pairs[at]), n_theirs)
+        if len(others[cluster]) < _MATCHES:
+            others[cluster].append((other, int(counts[at])))
+    return [Matching(cluster=cluster, others=matches) for cluster, matches in enumerate(others) if matches]

@@ -1,0 +1,238 @@
+"""What a report shows, as plain data: Python gathers it, the page draws it, and this is all that passes between them.
+
+It is stored in the page as JSON. Every string in it may be hostile (file names, labels, paths): the page sets them as
+text and never as HTML. Wherever an image is named, it is by its row in ``Images``; a label is its index in
+``label_names``, and -1 where an image has none; a cluster is its index in ``clusters``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+FORMAT = 1
+
+
+class Run(TypedDict):
+    """What was trained, and on what."""
+
+    name: str
+    data: str
+    n_images: int
+    n_clusters: int
+    image_size: int
+    backbone: str
+    method: str
+    epochs: int
+    seconds: float | None
+    """Of training, where the run recorded it."""
+    random_state: int
+    settings: list[tuple[str, str, str]]
+    """Group, name and value of every setting."""
+
+
+class Cluster(TypedDict):
+    """One cluster. Its images are lists of rows of ``Images``, most telling first."""
+
+    size: int
+    weight: float
+    concentration: float
+    cohesion: float
+    """Mean cosine of its images with its mean direction."""
+    label: int
+    """The label that most of its images have."""
+    purity: float | None
+    """The share of its labelled images that have it."""
+    label_counts: list[tuple[int, int]]
+    """Labels and how many of its images have each, most frequent first."""
+    central: list[int]
+    boundary: list[int]
+    """Those that could almost as well be in another cluster."""
+    outliers: list[int]
+    """Those that fit none."""
+    sample: list[int]
+    """Any of its images, drawn at random."""
+    by_label: list[tuple[int, list[int]]]
+    """A label and some of its images here: the rows of the view by true label."""
+    nearest: list[tuple[int, float]]
+    """Other clusters and the cosine of their mean directions, nearest first."""
+    n_merged: int
+    """How many of the components at the start of training became this one."""
+    merges: list[tuple[int, int, int]]
+    """Epoch of training, and the numbers of starting components on either side, of each merge that made it; the latest
+    first."""
+
+
+class Images(TypedDict):
+    """The images that the page knows, as columns. Not always the whole set."""
+
+    id: list[str]
+    cluster: list[int]
+    probability: list[float]
+    outlier_score: list[float]
+    label: list[int]
+    x: list[float]
+    """Place on the map, 0 to 1."""
+    y: list[float]
+    thumbnail: list[int]
+    """Number of its thumbnail, counted through all sheets; -1 where it could not be made."""
+
+
+class Sheet(TypedDict):
+    """A picture of many thumbnails, row by row."""
+
+    url: str | None
+    """Where it is, relative to the page; None if the page holds it, in the element ``sheet-<number>``."""
+    n_thumbnails: int
+
+
+class Thumbnails(TypedDict):
+    """How thumbnails lie in their sheets: all have one size, and all sheets but the last are full."""
+
+    width: int
+    height: int
+    columns: int
+    per_sheet: int
+    media_type: str
+    sheets: list[Sheet]
+
+
+class Tree(TypedDict):
+    """Found clusters joined up to one, and split down to finer groups, as a binary tree.
+
+    Nodes 0 to n_leaves - 1 are the finest groups; node n_leaves + i joins ``left[i]`` and ``right[i]``. Joins are in
+    order: undoing the last K - 1 gives K groups, and undoing n_clusters - 1 gives the clusters that were found, so that
+    the joins before those are splits of single clusters, found in the final embeddings, not by training.
+    """
+
+    n_leaves: int
+    n_clusters: int
+    left: list[int]
+    right: list[int]
+    height: list[float]
+    """Of each join; they never fall."""
+    size: list[int]
+    """Images of each node, leaves first."""
+    cluster: list[int]
+    """The found cluster that a node is part of; -1 for a node that joins several."""
+    label: list[int]
+    purity: list[float | None]
+    examples: list[list[int]]
+    """A few images of each node, most central first."""
+
+
+class Figure(TypedDict):
+    """One figure of an evaluation."""
+
+    protocol: str
+    name: str
+    value: float
+    deviation: float | None
+    note: str
+
+
+class Suspect(TypedDict):
+    """An image whose label looks wrong."""
+
+    image: int
+    rank: int
+    given: int
+    proposed: int
+    score: float
+    """How likely the label is wrong, 0 to 1."""
+    evidence: list[tuple[str, float]]
+    """What each witness says of the given label: its name, and the probability that it gives the label."""
+
+
+class Matching(TypedDict):
+    """A cluster of this run and where its images are in the other."""
+
+    cluster: int
+    others: list[tuple[int, int]]
+    """Clusters of the other run and how many images they share, most first."""
+
+
+class Comparison(TypedDict):
+    """This run beside another one."""
+
+    name: str
+    other: Run
+    curves: dict[str, list[tuple[float, float]]]
+    n_shared: int
+    """Images that are in both, by their names; 0 if the runs are of other images."""
+    scores: list[tuple[str, float]]
+    """How alike the two clusterings of the shared images are: name and value."""
+    figures: list[Figure]
+    """The other's evaluation."""
+    clusters: list[Matching]
+    other_sizes: list[int]
+    """Images of each cluster of the other run."""
+
+
+class Contents(TypedDict):
+    """Everything on the page."""
+
+    format: int
+    title: str
+    made: str
+    """When, as ISO 8601."""
+    version: str
+    run: Run
+    label_names: list[str] | None
+    curves: dict[str, list[tuple[float, float]]]
+    """Epoch and value of each thing that was measured while training: loss, n_clusters, knn ..."""
+    merge_rounds: list[tuple[float, int, int]]
+    """Epoch, clusters before and after of each round that merged some."""
+    map_method: Literal["pca", "umap"]
+    map_share: float | None
+    """The share of the variance that the map shows, for PCA."""
+    clusters: list[Cluster]
+    images: Images
+    thumbnails: Thumbnails
+    tree: Tree | None
+    figures: list[Figure]
+    suspects: list[Suspect] | None
+    """None where labels were not audited."""
+    comparison: Comparison | None
+    live: bool
+    """Whether ``siammm explore`` serves the page, so that more can be asked of it."""
+    notes: list[str]
+    """What a reader should know: images that could not be read, figures that are missing and the command for them."""
+
+
+# What ``siammm explore`` answers, beside the page itself; all paths are relative to it. Errors are {"error": sentence}.
+
+
+class Neighbour(TypedDict):
+    """An image like the one that was asked about."""
+
+    position: int
+    """Its place in the run, for ``thumbnail/<position>``; images that the page does not know have one too."""
+    id: str
+    cluster: int
+    label: int
+    similarity: float
+
+
+class Search(TypedDict):
+    """``POST search``, with a picture file as its body and the page's token as X-Siammm-Token: what the run makes of
+    it."""
+
+    clusters: list[tuple[int, float]]
+    """Likely clusters and their probabilities, most likely first."""
+    outlier_score: float
+    neighbours: list[Neighbour]
+
+
+class ClusterPage(TypedDict):
+    """``GET cluster/<index>?offset=0&limit=60&order=central|outlying``: its images, at most 500 at once."""
+
+    total: int
+    images: list[Neighbour]
+    """``similarity`` is the cosine with the cluster's mean direction."""
+
+
+class Found(TypedDict):
+    """``GET find?query=text&limit=60``: images whose names contain the text, in any case."""
+
+    total: int
+    images: list[Neighbour]

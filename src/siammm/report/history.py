@@ -1,0 +1,155 @@
+"""How a run came to its clusters: what it measured, and which components became which cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from siammm.presets import as_plain
+from siammm.report.contents import Run
+from siammm.report.opened import Assigned
+from siammm.report.plain import is_number, number, printable
+
+Curves = dict[str, list[tuple[float, float]]]
+
+# About the machine, not about what was learnt.
+_TIMINGS = frozenset({"epoch", "seconds", "images_per_second"})
+# A screen has no more columns than this.
+_POINTS = 2000
+
+
+def described(found: Assigned, *, data: str, image_size: int) -> Run:
+    """What was trained, and on what."""
+    config = found.config
+    seconds = [row["seconds"] for row in found.metrics if is_number(row.get("seconds"))]
+    return Run(
+        name=found.name,
+        data=data,
+        n_images=found.n_images,
+        n_clusters=found.n_clusters,
+        image_size=image_size,
+        backbone=printable(config.network.backbone),
+        method=printable(config.method),
+        epochs=config.optimisation.epochs,
+        seconds=number(sum(seconds)) if seconds else None,
+        random_state=config.run.random_state,
+        settings=_settings(as_plain(config)),
+    )
+
+
+def _settings(plain: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    rows: list[tuple[str, str, str]] = []
+    for name, value in plain.items():
+        if isinstance(value, Mapping):
+            rows += [(name, inner, _shown(given)) for inner, given in value.items()]
+        else:
+            rows.append(("", name, _shown(value)))
+    return rows
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "by default"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(printable, value)) or "none"
+    return printable(value)
+
+
+def curves(metrics: Sequence[Mapping[str, Any]]) -> Curves:
+    """Epoch and value of each thing that was measured; of a very long run, every so many epochs and the last."""
+    found: Curves = {}
+    for row in metrics:
+        if not is_number(row.get("epoch")):
+            continue
+        for name, value in row.items():
+            if name not in _TIMINGS and is_number(value):
+                found.setdefault(printable(name), []).append((number(row["epoch"]), number(value)))
+    return {name: _thinned(points) for name, points in found.items()}
+
+
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    step = -(-len(points) // _POINTS)
+    thin = points[::step] if step > 1 else points
+    return thin if thin[-1] == points[-1] else [*thin, points[-1]]
+
+
+def merge_rounds(found: Assigned) -> list[tuple[float, int, int]]:
+    """Epoch, clusters before and after of each round that merged some; the settling after the last epoch too."""
+    n_before = _n_start(found)
+    rounds: list[tuple[float, int, int]] = []
+    for epoch, after in [*_by_epoch(found), (float(found.config.optimisation.epochs), found.n_clusters)]:
+        if after < n_before:
+            rounds.append((epoch, n_before, after))
+        n_before = after
+    return rounds
+
+
+def _by_epoch(found: Assigned) -> list[tuple[float, int]]:
+    try:
+        return [(float(epoch), int(k)) for epoch, k in found.merges.get("n_clusters_by_epoch", [])]
+    except (TypeError, ValueError):
+        return []
+
+
+def _n_start(found: Assigned) -> int:
+    """Components at the start of the tree of merges."""
+    history = found.merges.get("n_components") or [found.n_clusters]
+    return max(int(max(history)), found.n_clusters)
+
+
+def starting_clusters(found: Assigned) -> int:
+    """Clusters at the start of training."""
+    return _n_start(found)
+
+
+def merges_of_clusters(found: Assigned) -> list[tuple[int, list[tuple[int, int, int]]]]:
+    """For each cluster the starting components in it, and its merges: epoch and the components on either side.
+
+    The rows of the tree that were made form one tree for each cluster. Runs that did not store which is whose are read
+    by the rule of numbering: clusters stay in the order of the first component in each.
+    """
+    k = found.n_clusters
+    try:
+        n_made = int(found.merges["n_merges"])
+        rows = [(int(a), int(b)) for a, b, *_ in found.merges["linkage"][:n_made]]
+        n_start = n_made + k
+        first, inside = list(range(n_start)), [1] * n_start
+        for a, b in rows:
+            first.append(min(first[a], first[b]))
+            inside.append(inside[a] + inside[b])
+        joined = {child for row in rows for child in row}
+        roots = [node for node in range(n_start + n_made) if node not in joined]
+        nodes = found.merges.get("nodes")
+        order = sorted(roots, key=lambda node: first[node]) if nodes is None else [int(node) for node in nodes]
+        if len(order) != k or set(order) != set(roots):
+            raise ValueError
+    except (KeyError, IndexError, TypeError, ValueError):  # no tree, or one that is not of these clusters
+        return [(1, []) for _ in range(k)]
+    epochs = _epochs_of_rows(found, n_start, n_made)
+    return [(inside[root], _below(root, rows, n_start, inside, epochs)) for root in order]
+
+
+def _below(
+    root: int, rows: Sequence[tuple[int, int]], n_start: int, inside: Sequence[int], epochs: Sequence[int]
+) -> list[tuple[int, int, int]]:
+    """The merges of a tree, the latest first: of a node, rows are numbered in the order in which they were made."""
+    below, pending = [], [root]
+    while pending:
+        node = pending.pop()
+        if node >= n_start:
+            below.append(node - n_start)
+            pending += rows[node - n_start]
+    return [(epochs[row], inside[rows[row][0]], inside[rows[row][1]]) for row in sorted(below, reverse=True)]
+
+
+def _epochs_of_rows(found: Assigned, n_start: int, n_made: int) -> list[int]:
+    """The epoch of each merge: the first after which no more clusters were left than after this merge."""
+    by_epoch, last = _by_epoch(found), found.config.optimisation.epochs
+    epochs, at = [], 0
+    for row in range(n_made):
+        while at < len(by_epoch) and by_epoch[at][1] > n_start - row - 1:
+            at += 1
+        epochs.append(int(by_epoch[at][0]) if at < len(by_epoch) else last)
+    return epochs

@@ -1,0 +1,164 @@
+"""What evaluations and audits found of a run, where somebody made them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from siammm.data.wording import one_line, shown
+from siammm.errors import InputError, StoredFileError
+from siammm.evaluate import evaluation as record
+from siammm.report.chosen import Rows
+from siammm.report.contents import Figure, Suspect
+from siammm.report.opened import Assigned
+from siammm.report.plain import number, printable
+
+MOST_SUSPECTS = 1000
+SUSPECTS, SUMMARY = "suspects.parquet", "summary.json"
+"""What ``siammm audit`` writes."""
+
+_KNOWN = frozenset({"rank", "id", "label", "suggested", "probability", "score", "cluster", "planted", "label_before"})
+_USUAL_THRESHOLD = 0.5
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def read_figures(found: Assigned, given: Path | None, notes: list[str]) -> list[Figure]:
+    """The figures of an evaluation: of the one that was given, or of that of this run, here, if there is one."""
+    where = given
+    if where is None:
+        where = record.default_output(str(found.path))
+        if not (where / record.FILE).is_file():
+            if found.label_names is not None:
+                notes.append(
+                    f"Figures of how good the encoder is are missing; make them with `siammm evaluate {_named(found)}`."
+                )
+            return []
+    evaluation = record.read_evaluation(where)
+    subject = evaluation.subject.get("path")
+    if subject is not None and Path(str(subject)) != found.path.resolve():
+        sentence = f"The evaluation in {shown(printable(where))} is of another run ({printable(subject)})"
+        notes.append(f"{sentence}; its figures are {'shown all the same' if given is not None else 'not shown'}.")
+        if given is None:
+            return []
+    figures: list[Figure] = []
+    for result in evaluation.results:
+        for name, figure in result.figures.items():
+            deviation = None if figure.deviation is None else number(figure.deviation)
+            figures.append(
+                Figure(
+                    protocol=printable(result.protocol),
+                    name=printable(name),
+                    value=number(figure.mean),
+                    deviation=deviation,
+                    note=printable(result.recipe),
+                )
+            )
+    if evaluation.test_images.get("seen") and evaluation.test_images.get("why"):
+        notes.append(f"About the figures: {printable(evaluation.test_images['why'])}")
+    return figures
+
+
+# -- suspects ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Labels:
+    """The names of labels, to which those of an audit are added."""
+
+    names: list[str] | None
+
+    def code(self, label: Any) -> int:
+        """The number of a label; -1 for none."""
+        if label is None:
+            return -1
+        name = printable(label)
+        if self.names is None:
+            self.names = []
+        if name not in self._places:
+            self._places[name] = len(self.names)
+            self.names.append(name)
+        return self._places[name]
+
+    def __post_init__(self) -> None:
+        self._places = {name: at for at, name in enumerate(self.names or [])}
+
+
+def read_suspects(
+    found: Assigned, given: Path | None, labels: Labels, rows: Rows, notes: list[str]
+) -> list[Suspect] | None:
+    """The worst labels of an audit: of the one that was given, or of that of this run, here, if there is one."""
+    where = given
+    if where is None:
+        where = Path(f"{found.path.resolve().name}-audit")
+        if not (where / SUSPECTS).is_file():
+            if found.label_names is not None:
+                notes.append(f"Labels were not audited; find suspects with `siammm audit {_named(found)}`.")
+            return None
+    where = where.expanduser()
+    file = where if where.is_file() else where / SUSPECTS
+    if not file.is_file():
+        raise InputError(f"There is no audit in {shown(where)}: it has no {SUSPECTS}; make one with siammm audit.")
+    threshold = _threshold(file.with_name(SUMMARY))
+    try:
+        table = pq.read_table(file)
+        table = table.filter(pc.less(table.column("probability"), threshold))  # pyright: ignore[reportAttributeAccessIssue]
+        table = table.sort_by("rank")
+        listed: list[dict[str, Any]] = table.slice(0, MOST_SUSPECTS).to_pylist()
+        places = {name: at for at, name in enumerate(found.ids)}
+        witnesses = [
+            name
+            for name in table.column_names
+            if name not in _KNOWN and pa.types.is_floating(table.schema.field(name).type)
+        ]
+        suspects: list[Suspect] = []
+        for row in listed:
+            image = places.get(printable(row["id"]))
+            if image is None:
+                continue
+            suspects.append(
+                Suspect(
+                    image=rows.add(image),
+                    rank=int(row["rank"]),
+                    given=labels.code(row["label"]),
+                    proposed=labels.code(row["suggested"]),
+                    score=min(1.0, max(0.0, number(1.0 - row["probability"]))),
+                    evidence=[
+                        (printable(name), min(1.0, max(0.0, number(row[name], 4))))
+                        for name in witnesses
+                        if row[name] is not None
+                    ],
+                )
+            )
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        raise StoredFileError(f"{file} is not an audit, or it is damaged ({one_line(error)}); audit again.") from error
+    if len(suspects) < len(listed):
+        notes.append(
+            f"{len(listed) - len(suspects):,} of {len(listed):,} suspects in {shown(printable(where))} are not images "
+            "of this run, and are left out."
+        )
+    elif table.num_rows > MOST_SUSPECTS:
+        notes.append(f"Of {table.num_rows:,} suspect labels the {MOST_SUSPECTS:,} worst are shown.")
+    return suspects
+
+
+def _threshold(path: Path) -> float:
+    """The probability below which the audit called a label suspect."""
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))["threshold"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return _USUAL_THRESHOLD
+
+
+def _named(found: Assigned) -> str:
+    """The run as it is given to a command."""
+    name = printable(found.path)
+    return shlex.quote(name) if name.isprintable() else shown(name)

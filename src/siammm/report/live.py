@@ -1,0 +1,191 @@
+"""What ``siammm explore`` knows and answers, without the wire: pages of clusters, names, thumbnails, search by picture.
+
+Legend:  N images of the run, D dimensions, K clusters.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from siammm.data import decode
+from siammm.data.decode import BadImage
+from siammm.data.loader import open_loader
+from siammm.data.sources import open_source
+from siammm.errors import InputError
+from siammm.evaluate.kmeans import without_zero_warnings
+from siammm.learn.encode import encode
+from siammm.report import thumbnails
+from siammm.report.chosen import chunks
+from siammm.report.contents import ClusterPage, Found, Neighbour, Search
+from siammm.report.gather import Gathered
+from siammm.report.opened import OpenRun, load_encoder
+from siammm.report.plain import number
+
+Order = Literal["central", "outlying"]
+
+MOST_AT_ONCE = 500
+"""Images in one answer, at most."""
+MOST_BYTES = 32 * 2**20
+"""Of a picture to search by, at most."""
+_MOST_PIXELS = 64_000_000
+_NEIGHBOURS, _LIKELY = 48, 8
+# Embeddings of up to so many numbers are kept in memory as they are multiplied; more stay in their file.
+_KEPT_NUMBERS = 2**29
+# Log densities that an outlier score is a rank among.
+_DENSITIES = 20_000
+_THUMBNAILS_KEPT = 4096
+
+
+class Missing(InputError):  # noqa: N818 - an answer, not a fault
+    """What was asked for does not exist."""
+
+
+class Explorer:
+    """All questions that the served page asks. Threads may ask at the same time."""
+
+    def __init__(self, run: OpenRun, gathered: Gathered) -> None:
+        self.run, self.gathered = run, gathered
+        found, cosine_N = run.found, gathered.measured.cosine_N
+        self._start_K = np.concatenate([[0], np.cumsum(gathered.measured.count_K)])
+        self._order: dict[Order, np.ndarray] = {
+            "central": np.lexsort((-cosine_N, found.cluster_N)),
+            "outlying": np.lexsort((cosine_N, -found.outlier_N, found.cluster_N)),
+        }
+        self._folded = [name.casefold() for name in found.ids]
+        self._network, _, self._view = load_encoder(found.path, run.device)
+        self._computing = threading.Lock()  # networks and mixtures are not made for several threads
+        self._embedding_ND = _kept(run.embedding_ND, run.device)
+        self._density_S = self._densities()
+        there = np.flatnonzero(run.position_N[gathered.image_M] >= 0)
+        self._pictured = run.position_N[gathered.image_M[there]]
+        self._sheets: dict[int, bytes] = {}
+        self._sheet_locks = [threading.Lock() for _ in gathered.contents["thumbnails"]["sheets"]]
+        self._layout = thumbnails.layout(run.source, 1, None)
+        self._thumbnail = functools.lru_cache(_THUMBNAILS_KEPT)(self._made_thumbnail)
+
+    # -- images of clusters, and by name ------------------------------------------------------------------------------
+
+    def cluster(self, index: int, offset: int = 0, limit: int = 60, order: Order = "central") -> ClusterPage:
+        """Some of a cluster's images."""
+        if not 0 <= index < self.run.found.n_clusters:
+            raise Missing(f"There is no cluster {index}; they are 0 to {self.run.found.n_clusters - 1}.")
+        start, stop = int(self._start_K[index]), int(self._start_K[index + 1])
+        images = self._order[order][start:stop][offset : offset + limit]
+        cosine_N = self.gathered.measured.cosine_N
+        return ClusterPage(total=stop - start, images=[self._neighbour(i, cosine_N[i]) for i in images.tolist()])
+
+    def find(self, query: str, limit: int = 60) -> Found:
+        """Images whose names hold a text, in any case."""
+        wanted = query.casefold()
+        images = [i for i, name in enumerate(self._folded) if wanted in name]
+        cosine_N = self.gathered.measured.cosine_N
+        return Found(total=len(images), images=[self._neighbour(i, cosine_N[i]) for i in images[:limit]])
+
+    def _neighbour(self, image: int, similarity: float | np.ndarray) -> Neighbour:
+        found = self.run.found
+        return Neighbour(
+            position=int(image),
+            id=found.ids[image],
+            cluster=int(found.cluster_N[image]),
+            label=int(found.label_N[image]),
+            similarity=number(np.clip(similarity, -1.0, 1.0), 4),
+        )
+
+    # -- pictures -----------------------------------------------------------------------------------------------------
+
+    def thumbnail(self, image: int) -> bytes:
+        """One image, small, as WebP."""
+        if not 0 <= image < self.run.found.n_images:
+            raise Missing(f"There is no image {image}; they are 0 to {self.run.found.n_images - 1}.")
+        data = self._thumbnail(image)
+        if data is None:
+            raise Missing(f"Image {image} is not there any more, or cannot be read.")
+        return data
+
+    def _made_thumbnail(self, image: int) -> bytes | None:
+        if self.run.source is None:
+            return None
+        cell = thumbnails.read_thumbnail(self.run.source, int(self.run.position_N[image]), self._layout)
+        return None if cell is None else thumbnails.encoded(cell, self._layout)
+
+    def sheet(self, index: int) -> bytes:
+        """A sheet of thumbnails, made when it is first asked for."""
+        if not 0 <= index < len(self._sheet_locks) or self.run.source is None:
+            raise Missing(f"There is no sheet {index}; there are {len(self._sheet_locks)}.")
+        source, layout = self.run.source, self.gathered.layout
+        with self._sheet_locks[index]:
+            if index not in self._sheets:
+                part = self._pictured[index * layout.per_sheet : (index + 1) * layout.per_sheet].tolist()
+                with ThreadPoolExecutor(decode.default_threads(), thread_name_prefix="siammm-sheet") as pool:
+                    cells = list(pool.map(lambda i: thumbnails.read_thumbnail(source, i, layout), part))
+                self._sheets[index] = thumbnails.sheet(cells, layout)
+            return self._sheets[index]
+
+    # -- search by picture --------------------------------------------------------------------------------------------
+
+    def search(self, file: bytes) -> Search:
+        """The likely clusters of a picture, and the images most like it; ``InputError`` for what is no picture."""
+        try:
+            pixels = decode.decode(file, max_pixels=_MOST_PIXELS)
+        except BadImage as error:
+            raise InputError(f"The picture {error.reason}; give another.") from error
+        with self._computing:
+            embedding_1D = self._embedded(pixels)
+            mixture = self.run.found.mixture
+            with without_zero_warnings():
+                share = mixture.predict_proba(embedding_1D.cpu().numpy())
+                density = float(np.asarray(mixture.score_samples(embedding_1D.cpu().numpy()))[0])
+            images, cosines = self._nearest(embedding_1D[0])
+        order = np.argsort(-share.data, kind="stable")[:_LIKELY]
+        below = len(self._density_S) - int(np.searchsorted(self._density_S, density, side="right"))
+        return Search(
+            clusters=[(int(share.indices[i]), number(share.data[i], 4)) for i in order],
+            outlier_score=number(below / max(1, len(self._density_S)), 4),
+            neighbours=[self._neighbour(i, cosine) for i, cosine in zip(images, cosines, strict=True)],
+        )
+
+    def _embedded(self, pixels: np.ndarray) -> Tensor:
+        """A picture as the run's own images were shown to its encoder."""
+        loader = open_loader(
+            open_source(pixels[None]), (self._view, self._view), self.run.device, seed=0, workers=0, limit=0.0
+        )
+        try:
+            return encode(self._network, loader, "embeddings")
+        finally:
+            loader.close()
+
+    @torch.no_grad()
+    def _nearest(self, embedding_D: Tensor) -> tuple[list[int], list[float]]:
+        """The images whose embeddings are nearest, and their cosines, nearest first."""
+        count = min(_NEIGHBOURS, self.run.found.n_images)
+        if self._embedding_ND is not None:
+            cosine_N = self._embedding_ND @ embedding_D.to(self._embedding_ND.dtype)
+        else:
+            query_D = embedding_D.float().cpu().numpy()
+            cosine_N = torch.from_numpy(np.concatenate([x @ query_D for _, x in chunks(self.run.embedding_ND)]))
+        top = torch.topk(cosine_N.float(), count)
+        return top.indices.tolist(), top.values.tolist()
+
+    def _densities(self) -> np.ndarray:
+        """Log densities of images spread over the run, ascending."""
+        n = self.run.found.n_images
+        spread = np.unique(np.linspace(0, n - 1, min(n, _DENSITIES)).astype(np.int64))
+        with without_zero_warnings():
+            density_S = self.run.found.mixture.score_samples(np.asarray(self.run.embedding_ND[spread], np.float32))
+        return np.sort(np.asarray(density_S))
+
+
+def _kept(embedding_ND: np.ndarray, device: torch.device) -> Tensor | None:
+    """The embeddings as they are multiplied, where they fit into memory."""
+    if embedding_ND.size > _KEPT_NUMBERS:
+        return None
+    if device.type == "cuda":
+        return torch.from_numpy(np.array(embedding_ND, dtype=np.float16)).to(device)
+    return torch.from_numpy(np.array(embedding_ND, dtype=np.float32)).to(device)

@@ -1,0 +1,250 @@
+"use strict";
+// What every part of the page uses: the data, elements, text that may be hostile, numbers, and where the reader is.
+// Strings of the data become text nodes or attributes that cannot run (el below); nothing here ever parses HTML.
+
+const contents = JSON.parse(document.getElementById("contents").textContent);
+const { run, clusters, images, tree, live } = contents;
+const labelNames = contents.label_names || [];
+const hasLabels = contents.label_names !== null && clusters.some((cluster) => cluster.label >= 0);
+
+// ---------------------------------------------------------------------------------------------------------- text
+
+// Control and format characters could reorder or hide text. They are shown by name instead. The two joiners are left:
+// emoji and several scripts need them, and they cannot reorder anything.
+const UNSEEN = /(?![\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}\u2028\u2029]/gu;
+
+function visible(text) {
+  return String(text).replace(UNSEEN, (character) => {
+    const code = character.codePointAt(0);
+    if (code < 0x20) return String.fromCodePoint(0x2400 + code);
+    if (code === 0x7f) return "\u2421";
+    if (code >= 0xdc80 && code <= 0xdcff) return `\\x${(code - 0xdc00).toString(16)}`; // a byte that was not UTF-8
+    return `\u2039U+${code.toString(16).toUpperCase().padStart(4, "0")}\u203a`;
+  });
+}
+
+/** An element that holds a string of the data, kept apart from the direction of the text around it. */
+function named(text, className) {
+  return el("bdi", { class: className }, visible(text));
+}
+
+function labelName(label) {
+  return label >= 0 && label < labelNames.length ? labelNames[label] : "no label";
+}
+
+/** The name of the label that most have, or an empty element where there is none. */
+function majority(label, className) {
+  return hasLabels && label >= 0 ? named(labelName(label), className) : span(className);
+}
+
+// ------------------------------------------------------------------------------------------------------- elements
+
+const SVG = "http://www.w3.org/2000/svg";
+const SVG_TAGS = new Set(["svg", "path", "line", "circle", "rect", "g", "text"]);
+
+/** An element with attributes (on: listeners), and children that are elements or text. */
+function el(tag, attributes = {}, ...children) {
+  const element = SVG_TAGS.has(tag) ? document.createElementNS(SVG, tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name === "on") for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
+    else if (name === "style") for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+function span(className, ...children) {
+  return el("span", { class: className }, ...children);
+}
+
+function icon(path) {
+  const shape = el("path", { d: path });
+  return el("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true", focusable: "false" }, shape);
+}
+
+function announce(text) {
+  document.getElementById("announcer").textContent = text;
+}
+
+/** A choice of a few, as radio buttons that look like one switch. */
+function choice(legend, options, value, onChange) {
+  const name = `choice-${choice.count++}`;
+  const items = options.map(([key, text]) => {
+    const input = el("input", { type: "radio", name, value: key, checked: key === value });
+    input.addEventListener("change", () => onChange(key));
+    return el("label", {}, input, el("span", {}, text));
+  });
+  const group = el("fieldset", { class: "choice" }, el("legend", { class: "unseen" }, legend), ...items);
+  group.set = (key) => {
+    for (const input of group.querySelectorAll("input")) input.checked = input.value === key;
+  };
+  return group;
+}
+choice.count = 0;
+
+function field(text, control, className = "") {
+  return el("label", { class: `field ${className}` }, el("span", {}, text), control);
+}
+
+/** A select over [value, text] pairs; the texts may be hostile. */
+function picker(pairs, value, onChange) {
+  const select = el("select", { on: { change: () => onChange(select.value) } });
+  for (const [key, text] of pairs) select.append(el("option", { value: key, dir: "auto" }, visible(text)));
+  select.value = String(value);
+  return select;
+}
+
+function button(text, onClick, attributes = {}) {
+  return el("button", { type: "button", ...attributes, on: { click: onClick } }, text);
+}
+
+/** Notes may name commands between back quotes. */
+function withCode(text) {
+  return visible(text).split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
+}
+
+function fact(term, value) {
+  return el("div", { class: "fact" }, el("dt", {}, term), el("dd", {}, value));
+}
+
+// -------------------------------------------------------------------------------------------------------- numbers
+
+const wholeNumber = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const DASH = "\u2013";
+
+function count(n) {
+  return Number.isFinite(n) ? wholeNumber.format(n) : DASH;
+}
+
+function plural(n, one, many = `${one}s`) {
+  return `${count(n)}\u00a0${n === 1 ? one : many}`;
+}
+
+function percent(share, digits = 0) {
+  return Number.isFinite(share) ? `${(100 * share).toFixed(digits)}\u202f%` : DASH;
+}
+
+/** A number to read: three figures that count, no more. */
+function figure(value, digits = 3) {
+  if (!Number.isFinite(value)) return DASH;
+  if (Number.isInteger(value)) return count(value);
+  const size = Math.abs(value);
+  if (size >= 1000) return count(value);
+  if (size < 0.001) return value.toExponential(1);
+  const decimals = size >= 1 ? Math.max(0, digits - 1 - Math.floor(Math.log10(size))) : digits;
+  return value.toFixed(decimals).replace("-", "\u2212");
+}
+
+function duration(seconds) {
+  if (!Number.isFinite(seconds)) return DASH;
+  if (seconds < 90) return `${Math.max(1, Math.round(seconds))}\u00a0s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)}\u00a0min`;
+  const hours = seconds / 3600;
+  return hours < 48 ? `${hours.toFixed(1)}\u00a0h` : `${(hours / 24).toFixed(1)}\u00a0days`;
+}
+
+function clamp(value, low, high) {
+  return Math.min(high, Math.max(low, value));
+}
+
+const range = (n) => Array.from({ length: n }, (_, i) => i);
+
+// --------------------------------------------------------------------------------------------------------- colour
+
+/** Colours told apart as well as any: hues a golden angle from each other, of one lightness for each theme. */
+function hueOf(i) {
+  return (30 + i * 137.50776) % 360;
+}
+
+function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+/** Red, green and blue of hue i for the theme that is shown. */
+function rgbOf(i) {
+  if (i < 0) return isDark() ? [110, 116, 122] : [160, 160, 158];
+  const turn = Math.floor(i / 12) % 3;
+  const light = (isDark() ? [0.66, 0.74, 0.56] : [0.5, 0.4, 0.6])[turn];
+  const strength = (isDark() ? [0.55, 0.4, 0.5] : [0.58, 0.45, 0.5])[turn];
+  const h = hueOf(i) / 30;
+  const part = (n) => {
+    const k = (n + h) % 12;
+    return Math.round(255 * (light - strength * Math.min(light, 1 - light) * Math.max(-1, Math.min(k - 3, 9 - k, 1))));
+  };
+  return [part(0), part(8), part(4)];
+}
+
+function colourOf(i) {
+  const [red, green, blue] = rgbOf(i);
+  return `rgb(${red} ${green} ${blue})`;
+}
+
+const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// Whatever is drawn on a canvas is drawn again when the theme changes.
+const themeWatchers = new Set();
+
+const readTheme = () => {
+  try {
+    return localStorage.getItem("siammm-theme");
+  } catch {
+    return null; // storage may be forbidden, as for some pages from disk
+  }
+};
+
+function setTheme(theme, remember = true) {
+  if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
+  if (remember) {
+    try {
+      localStorage.setItem("siammm-theme", theme);
+    } catch {
+      // Then the choice lasts as long as the page.
+    }
+  }
+  for (const watcher of themeWatchers) watcher();
+}
+
+// ------------------------------------------------------------------------------------------------ where we are
+
+// The address is #/section?key=value...; `cluster` opens that cluster over any section. So links, bookmarks and the
+// back button all work.
+const sections = new Map(); // id -> {title, icon, build(element), update(params)}
+
+function where() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
+  return { section: sections.has(path) ? path : "overview", params: new URLSearchParams(query) };
+}
+
+function address(section, params = {}) {
+  const query = new URLSearchParams();
+  for (const [key, value] of Object.entries(params)) {
+    if (value !== undefined && value !== null && value !== "") query.set(key, String(value));
+  }
+  const text = query.toString();
+  return `#/${section}${text ? `?${text}` : ""}`;
+}
+
+/** Go to an address of this page; `replace` for steps that the back button should not retrace. */
+function go(hash, { replace = false, state = null } = {}) {
+  if (hash !== location.hash) history[replace ? "replaceState" : "pushState"](state, "", hash);
+  show();
+}
+
+/** Change some of the parameters of where we are. */
+function adjust(changes, options) {
+  const { section, params } = where();
+  go(address(section, { ...Object.fromEntries(params), ...changes }), options);
+}
+
+function clusterAddress(index) {
+  const { section, params } = where();
+  return address(section, { ...Object.fromEntries(params), cluster: index });
+}
+
+function openCluster(index) {
+  const inside = where().params.has("cluster");
+  adjust({ cluster: index }, { replace: inside, state: inside ? history.state : { opened: true } });
+}

@@ -1,0 +1,188 @@
+"use strict";
+// Charts of few points, as SVG: lines over epochs, and bars. Each says in words what it shows, follows the pointer, and
+// can be walked with the arrow keys.
+
+const PLOT = { left: 46, right: 14, top: 12, bottom: 26 };
+
+/** Round values that divide a range into about n parts. */
+function ticks(low, high, n = 4) {
+  if (!(high > low)) return [low];
+  const rough = (high - low) / n;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((k) => k * power).find((size) => size >= rough) ?? 10 * power;
+  const found = [];
+  for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + step * 1e-6; value += step) {
+    found.push(Math.abs(value) < step * 1e-6 ? 0 : value);
+  }
+  return found;
+}
+
+function logTicks(low, high) {
+  const found = [];
+  const decades = Math.log10(high / low);
+  const steps = decades > 2.5 ? [1] : decades > 1.6 ? [1, 3] : [1, 2, 5];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
+    for (const k of steps) {
+      const value = k * 10 ** power;
+      if (value >= low * 0.999 && value <= high * 1.001) found.push(value);
+    }
+  }
+  return found.length > 1 ? found : [low, high];
+}
+
+const tickText = (value) =>
+  Math.abs(value) >= 10000 ? `${figure(value / 1000)}k` : String(Number(value.toPrecision(3))).replace("-", "\u2212");
+
+/** A scale from values to pixels, of one of two kinds. */
+function scale(low, high, from, to, log = false) {
+  const map = log ? Math.log : (value) => value;
+  const width = map(high) - map(low) || 1;
+  const convert = (value) => from + ((map(value) - map(low)) / width) * (to - from);
+  convert.ticks = (n) => (log ? logTicks(low, high) : ticks(low, high, n));
+  return convert;
+}
+
+/** Draws whenever its width changes, and not before it has one. */
+function redrawn(element, draw) {
+  let width = 0;
+  new ResizeObserver(() => {
+    const now = Math.round(element.clientWidth);
+    if (now && now !== width) draw((width = now));
+  }).observe(element);
+}
+
+function axes(svg, x, y, width, height, yTicks = 4) {
+  for (const value of y.ticks(yTicks)) {
+    const at = Math.round(y(value)) + 0.5;
+    svg.append(
+      el("line", { class: "gridline", x1: PLOT.left, x2: width - PLOT.right, y1: at, y2: at }),
+      el("text", { class: "tick", x: PLOT.left - 8, y: at + 4, "text-anchor": "end" }, tickText(value)),
+    );
+  }
+  for (const value of x.ticks(Math.max(2, Math.floor(width / 110)))) {
+    svg.append(el("text", { class: "tick", x: x(value), y: height - 6, "text-anchor": "middle" }, tickText(value)));
+  }
+}
+
+/**
+ * Lines over epochs. lines: [{name, points, step, style}]; marks: [[epoch, value, text]] are dots on the first line.
+ */
+function lineChart({ title, lines, marks = [], log = false, height = 190, words = "" }) {
+  const kept = lines.map((line) => ({
+    ...line,
+    points: line.points.filter(([, v]) => Number.isFinite(v) && (!log || v > 0)),
+  }));
+  const drawn = kept.filter((line) => line.points.length);
+  const all = drawn.flatMap((line) => line.points);
+  const readout = el("output", { class: "readout" });
+  const caption = el("figcaption", {}, span("chart-title", title), readout);
+  const holder = el("div", { class: "plot" });
+  const legend = drawn.length > 1 && el(
+    "div",
+    { class: "legend" },
+    ...drawn.map((line) => span(`key ${line.style || ""}`, named(line.name))),
+  );
+  const chart = el("figure", { class: "chart" }, caption, legend || "", holder);
+  if (!all.length) {
+    holder.append(el("p", { class: "empty" }, "Nothing was recorded."));
+    return chart;
+  }
+  const epochs = [...new Set(all.map(([epoch]) => epoch))].sort((a, b) => a - b);
+  const values = all.map(([, value]) => value);
+  let low = Math.min(...values);
+  let high = Math.max(...values);
+  if (low === high) [low, high] = log ? [low / 2, high * 2] : [low - 0.5, high + 0.5];
+  if (!log && low > 0 && low < 0.35 * high) low = 0;
+  else if (!log) low -= 0.05 * (high - low); // a line on the edge looks cut off
+  const said = drawn.map((line) => {
+    const [first, last] = [line.points[0], line.points[line.points.length - 1]];
+    const [start, end] = [first, last].map(([epoch, value]) => `${figure(value)} at epoch ${figure(epoch)}`);
+    return `${line.name}: ${start}, ${end}`;
+  });
+
+  const rest = () => {
+    const last = drawn.map((line) => figure(line.points[line.points.length - 1][1]));
+    readout.textContent = last.join(" \u00b7 ");
+  };
+  rest();
+
+  redrawn(holder, (width) => {
+    const x = scale(epochs[0], epochs[epochs.length - 1], PLOT.left, width - PLOT.right);
+    const y = scale(low, high, height - PLOT.bottom, PLOT.top, log);
+    const svg = el(
+      "svg",
+      { width, height, role: "img", tabindex: "0", "aria-label": `${title}. ${said.join("; ")}. ${words}` },
+    );
+    axes(svg, x, y, width, height);
+    for (const line of drawn) {
+      let path = "";
+      line.points.forEach(([epoch, value], i) => {
+        const [at, level] = [x(epoch).toFixed(1), y(value).toFixed(1)];
+        path += i === 0 ? `M${at} ${level}` : line.step ? `H${at}V${level}` : `L${at} ${level}`;
+      });
+      svg.append(el("path", { class: `line ${line.style || ""}`, d: path }));
+      if (line.points.length === 1) svg.append(el(
+        "circle",
+        { class: "mark", cx: x(line.points[0][0]), cy: y(line.points[0][1]), r: 3 },
+      ));
+    }
+    for (const [epoch, value] of marks) {
+      if (!log || value > 0) svg.append(el("circle", { class: "mark", cx: x(epoch), cy: y(value), r: 3 }));
+    }
+    const cross = el("line", { class: "cross", y1: PLOT.top, y2: height - PLOT.bottom, visibility: "hidden" });
+    svg.append(cross);
+    let index = epochs.length - 1;
+    const point = (i) => {
+      index = clamp(i, 0, epochs.length - 1);
+      const epoch = epochs[index];
+      for (const name of ["x1", "x2"]) cross.setAttribute(name, x(epoch));
+      cross.setAttribute("visibility", "visible");
+      const parts = drawn.map((line) => {
+        const found = line.points.findLast(([at]) => at <= epoch) ?? line.points[0];
+        return drawn.length > 1 ? `${line.name} ${figure(found[1])}` : figure(found[1]);
+      });
+      const mark = marks.find(([at]) => at === epoch);
+      readout.textContent = [`epoch ${figure(epoch)}`, ...parts, ...(mark ? [mark[2]] : [])].join(" \u00b7 ");
+    };
+    const leave = () => {
+      cross.setAttribute("visibility", "hidden");
+      rest();
+    };
+    svg.addEventListener("pointermove", (event) => {
+      const at = event.clientX - svg.getBoundingClientRect().left;
+      let best = 0;
+      epochs.forEach((epoch, i) => {
+        if (Math.abs(x(epoch) - at) < Math.abs(x(epochs[best]) - at)) best = i;
+      });
+      point(best);
+    });
+    svg.addEventListener("pointerleave", leave);
+    svg.addEventListener("blur", leave);
+    svg.addEventListener("keydown", (event) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      point(Math.abs(step) === Infinity ? (step < 0 ? 0 : epochs.length - 1) : index + step);
+      announce(readout.textContent);
+    });
+    holder.replaceChildren(svg);
+  });
+  return chart;
+}
+
+/** A bar of shares, its parts in the colours of their labels; the rest in grey. */
+function shareBar(parts, total, className = "") {
+  const bar = el("span", { class: `share-bar ${className}`, "aria-hidden": "true" });
+  for (const [colour, n] of parts) {
+    if (n > 0) bar.append(el("span", { style: { flex: `${n} 0 0`, background: colour } }));
+  }
+  const rest = total - parts.reduce((sum, [, n]) => sum + n, 0);
+  if (rest > 0) bar.append(el("span", { class: "rest", style: { flex: `${rest} 0 0` } }));
+  return bar;
+}
+
+/** A single value from 0 to 1. */
+function meter(value, className = "") {
+  const level = el("span", { style: { width: `${(100 * clamp(value || 0, 0, 1)).toFixed(1)}%` } });
+  return el("span", { class: `meter ${className}`, "aria-hidden": "true" }, level);
+}

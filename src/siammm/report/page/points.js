@@ -1,0 +1,291 @@
+"use strict";
+// Many points on a canvas, to look at from near and far. Pixels are blended by hand into one image: twenty thousand
+// dots take a few milliseconds, on any machine, with no graphics card.
+
+class PointPlot {
+  /**
+   * xs, ys: places from 0 to 1, y upwards. colour(i): [r, g, b]; dim(i): whether to show it faintly.
+   * onHover(i or -1, box), onOpen(i), describe(i): words. padding: pixels around the square of places.
+   */
+  constructor({
+    xs,
+    ys,
+    colour,
+    dim = null,
+    radius,
+    stretch = true,
+    label,
+    padding,
+    onHover,
+    onOpen,
+    describe,
+    zooms = true,
+    height,
+  }) {
+    Object.assign(this, { xs, ys, colour, dim, radius, stretch, padding, onHover, onOpen, describe, zooms, height });
+    this.zoom = 1;
+    this.centre = [0.5, 0.5];
+    this.current = -1;
+    this.canvas = el("canvas", { class: "points", tabindex: "0", role: "application", "aria-label": label });
+    this.canvas.setAttribute("aria-roledescription", "map of points");
+    this.index();
+    this.listen();
+    themeWatchers.add(() => this.draw());
+    let width = 0;
+    new ResizeObserver(() => {
+      const now = this.canvas.clientWidth;
+      if (now && now !== width) {
+        width = now;
+        this.draw();
+      }
+    }).observe(this.canvas);
+  }
+
+  /** Points by cells of a grid, so that the nearest is found without looking at all. */
+  index() {
+    this.cells = Math.max(1, Math.floor(Math.sqrt(this.xs.length / 2)));
+    this.buckets = new Map();
+    this.xs.forEach((x, i) => {
+      const key = this.cellOf(x) * this.cells + this.cellOf(this.ys[i]);
+      if (!this.buckets.has(key)) this.buckets.set(key, []);
+      this.buckets.get(key).push(i);
+    });
+  }
+
+  cellOf(value) {
+    return clamp(Math.floor(value * this.cells), 0, this.cells - 1);
+  }
+
+  /** Pixels per unit, and where the middle is. */
+  frame() {
+    const [left, right, top, bottom] = this.padding;
+    const [width, height] = [this.canvas.clientWidth - left - right, this.canvas.clientHeight - top - bottom];
+    const across = this.stretch ? width : Math.min(width, height);
+    const up = this.stretch ? height : Math.min(width, height);
+    return { sx: across * this.zoom, sy: up * this.zoom, ox: left + width / 2, oy: top + height / 2 };
+  }
+
+  toPixel(i) {
+    const { sx, sy, ox, oy } = this.frame();
+    return [ox + (this.xs[i] - this.centre[0]) * sx, oy - (this.ys[i] - this.centre[1]) * sy];
+  }
+
+  draw() {
+    if (this.pending) return;
+    this.pending = requestAnimationFrame(() => {
+      this.pending = 0;
+      this.render();
+    });
+  }
+
+  render() {
+    const ratio = Math.min(window.devicePixelRatio || 1, 2);
+    const [width, height] = [this.canvas.clientWidth, this.canvas.clientHeight];
+    if (!width || !height) return;
+    const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
+    if (this.canvas.width !== w || this.canvas.height !== h) {
+      this.canvas.width = w;
+      this.canvas.height = h;
+      this.pixels = null;
+    }
+    const context = this.canvas.getContext("2d");
+    this.pixels ??= context.createImageData(w, h);
+    const data = this.pixels.data;
+    data.fill(0);
+    const radius = this.radius * ratio * Math.min(2.2, this.zoom ** 0.35);
+    const reach = Math.ceil(radius + 0.5);
+    const edge = (radius + 0.5) ** 2;
+    const { sx, sy, ox, oy } = this.frame();
+    const n = this.xs.length;
+    const passes = this.dim ? [true, false] : [false];
+    for (const faint of passes) {
+      for (let i = 0; i < n; i++) {
+        if (this.dim && this.dim(i) !== faint) continue;
+        const px = (ox + (this.xs[i] - this.centre[0]) * sx) * ratio;
+        const py = (oy - (this.ys[i] - this.centre[1]) * sy) * ratio;
+        if (px < -reach || py < -reach || px > w + reach || py > h + reach) continue;
+        const [red, green, blue] = this.colour(i);
+        const strength = faint ? 0.1 : 0.85;
+        const [fromX, toX] = [Math.max(0, Math.floor(px - reach)), Math.min(w - 1, Math.ceil(px + reach))];
+        const [fromY, toY] = [Math.max(0, Math.floor(py - reach)), Math.min(h - 1, Math.ceil(py + reach))];
+        for (let y = fromY; y <= toY; y++) {
+          for (let x = fromX; x <= toX; x++) {
+            const away = (x - px) * (x - px) + (y - py) * (y - py);
+            if (away >= edge) continue;
+            const cover = radius + 0.5 - Math.sqrt(away);
+            const alpha = strength * (cover > 1 ? 1 : cover);
+            const at = 4 * (y * w + x);
+            const under = (data[at + 3] / 255) * (1 - alpha);
+            const total = alpha + under;
+            data[at] = (red * alpha + data[at] * under) / total;
+            data[at + 1] = (green * alpha + data[at + 1] * under) / total;
+            data[at + 2] = (blue * alpha + data[at + 2] * under) / total;
+            data[at + 3] = 255 * total;
+          }
+        }
+      }
+    }
+    context.putImageData(this.pixels, 0, 0);
+    if (this.current >= 0) {
+      const [x, y] = this.toPixel(this.current);
+      context.lineWidth = 2 * ratio;
+      context.strokeStyle = cssColour("--ink");
+      context.beginPath();
+      context.arc(x * ratio, y * ratio, radius + 4 * ratio, 0, 2 * Math.PI);
+      context.stroke();
+    }
+    this.onDraw?.(this);
+  }
+
+  /** The point nearest to a pixel, if one is near. */
+  nearest(x, y, most = 18) {
+    const { sx, sy, ox, oy } = this.frame();
+    const [ux, uy] = [(x - ox) / sx + this.centre[0], this.centre[1] - (y - oy) / sy];
+    const [rx, ry] = [most / sx, most / sy];
+    let [best, distance] = [-1, most];
+    for (let a = this.cellOf(ux - rx); a <= this.cellOf(ux + rx); a++) {
+      for (let b = this.cellOf(uy - ry); b <= this.cellOf(uy + ry); b++) {
+        for (const i of this.buckets.get(a * this.cells + b) ?? []) {
+          if (this.dim?.(i)) continue;
+          const away = Math.hypot((this.xs[i] - ux) * sx, (this.ys[i] - uy) * sy);
+          if (away < distance) [best, distance] = [i, away];
+        }
+      }
+    }
+    return best;
+  }
+
+  pick(i, spoken = false) {
+    if (i === this.current) return;
+    this.current = i;
+    this.draw();
+    if (i < 0) this.onHover(-1, null);
+    else {
+      const outer = this.canvas.getBoundingClientRect();
+      const [x, y] = this.toPixel(i);
+      this.onHover(i, new DOMRect(outer.left + x - 6, outer.top + y - 6, 12, 12));
+      if (spoken) announce(this.describe(i));
+    }
+  }
+
+  zoomAt(factor, x, y) {
+    const { sx, sy, ox, oy } = this.frame();
+    const [ux, uy] = [(x - ox) / sx + this.centre[0], this.centre[1] - (y - oy) / sy];
+    const zoom = clamp(this.zoom * factor, 1, 60);
+    const k = this.zoom / zoom;
+    this.centre = [ux - (ux - this.centre[0]) * k, uy - (uy - this.centre[1]) * k];
+    this.zoom = zoom;
+    this.settle();
+  }
+
+  settle() {
+    const slack = 0.5 / this.zoom;
+    this.centre = this.centre.map((value) => (this.zoom === 1 ? 0.5 : clamp(value, slack - 0.05, 1.05 - slack)));
+    this.canvas.classList.toggle("zoomed", this.zoom > 1);
+    this.current = -1;
+    this.onHover(-1, null);
+    this.draw();
+  }
+
+  reset() {
+    this.zoom = 1;
+    this.settle();
+  }
+
+  /** Arrow keys go to the nearest point in their direction. */
+  step(dx, dy) {
+    if (this.current < 0) {
+      const { ox, oy } = this.frame();
+      this.pick(this.nearest(ox, oy, 2000), true);
+      return;
+    }
+    const [x0, y0] = this.toPixel(this.current);
+    let [best, least] = [-1, Infinity];
+    for (let i = 0; i < this.xs.length; i++) {
+      if (i === this.current || this.dim?.(i)) continue;
+      const [x, y] = this.toPixel(i);
+      const along = (x - x0) * dx + (y - y0) * dy;
+      const aside = Math.abs((x - x0) * dy) + Math.abs((y - y0) * dx);
+      if (along <= 3 || aside > 2 * along) continue;
+      const cost = along + 2 * aside;
+      if (cost < least) [best, least] = [i, cost];
+    }
+    if (best >= 0) this.pick(best, true);
+  }
+
+  listen() {
+    const { canvas } = this;
+    const at = (event) => {
+      const box = canvas.getBoundingClientRect();
+      return [event.clientX - box.left, event.clientY - box.top];
+    };
+    const fingers = new Map();
+    let [moved, spread] = [0, 0];
+    canvas.addEventListener("pointerdown", (event) => {
+      canvas.setPointerCapture(event.pointerId);
+      fingers.set(event.pointerId, at(event));
+      moved = 0;
+      spread = 0;
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      const [x, y] = at(event);
+      if (!fingers.has(event.pointerId)) {
+        this.pick(this.nearest(x, y));
+        return;
+      }
+      const [px, py] = fingers.get(event.pointerId);
+      fingers.set(event.pointerId, [x, y]);
+      moved += Math.abs(x - px) + Math.abs(y - py);
+      if (!this.zooms) return;
+      if (fingers.size === 2) {
+        const [[ax, ay], [bx, by]] = [...fingers.values()];
+        const now = Math.hypot(ax - bx, ay - by);
+        if (spread) this.zoomAt(now / spread, (ax + bx) / 2, (ay + by) / 2);
+        spread = now;
+      } else if (this.zoom > 1 && moved > 4) {
+        const { sx, sy } = this.frame();
+        this.centre = [this.centre[0] - (x - px) / sx, this.centre[1] + (y - py) / sy];
+        this.settle();
+      }
+    });
+    const lift = (event) => {
+      if (!fingers.delete(event.pointerId) || event.type !== "pointerup" || moved > 6) return;
+      const i = this.nearest(...at(event), event.pointerType === "touch" ? 26 : 14);
+      // A finger cannot hover: its first tap shows the point, the next one opens it.
+      if (event.pointerType === "touch" && i !== this.touched) {
+        this.touched = i;
+        this.pick(i);
+      } else if (i >= 0) this.onOpen(i);
+    };
+    canvas.addEventListener("pointerup", lift);
+    canvas.addEventListener("pointercancel", lift);
+    canvas.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && this.pick(-1));
+    canvas.addEventListener("blur", () => this.pick(-1));
+    if (this.zooms) {
+      // The page scrolls as usual over the map: only a wheel with Ctrl (as a pinch on a touchpad), or over a map that
+      // is already enlarged, changes its scale.
+      canvas.addEventListener(
+        "wheel",
+        (event) => {
+          if (!event.ctrlKey && !event.metaKey && this.zoom === 1) return;
+          event.preventDefault();
+          this.zoomAt(Math.exp(-event.deltaY * (event.ctrlKey ? 0.01 : 0.0015)), ...at(event));
+        },
+        { passive: false },
+      );
+      canvas.addEventListener("dblclick", (event) => this.zoomAt(2.5, ...at(event)));
+    }
+    canvas.addEventListener("keydown", (event) => {
+      const middle = [canvas.clientWidth / 2, canvas.clientHeight / 2];
+      const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+      if (steps[event.key]) this.step(...steps[event.key]);
+      else if (event.key === "Enter" && this.current >= 0) this.onOpen(this.current);
+      else if (event.key === "Escape" && this.current >= 0) this.pick(-1);
+      else if (this.zooms && (event.key === "+" || event.key === "=")) this.zoomAt(1.5, ...middle);
+      else if (this.zooms && event.key === "-") this.zoomAt(1 / 1.5, ...middle);
+      else if (this.zooms && event.key === "0") this.reset();
+      else return;
+      event.preventDefault();
+    });
+  }
+}

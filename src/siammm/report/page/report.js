@@ -1,0 +1,102 @@
+"use strict";
+// Puts the page together: the rail, the theme, and which section is shown.
+
+const shownSections = new Map(); // id -> element; a section is built when first shown
+const scrolled = new Map();
+let present = null;
+
+function show() {
+  const { section, params } = where();
+  const main = document.getElementById("main");
+  if (present !== section) {
+    if (present) {
+      scrolled.set(present, scrollY);
+      shownSections.get(present).hidden = true;
+    }
+    const moved = present !== null;
+    present = section;
+    const fresh = !shownSections.has(section);
+    if (fresh) {
+      const element = el("div", { class: `section section-${section}`, id: `section-${section}` });
+      shownSections.set(section, element);
+      main.append(element);
+      sections.get(section).build(element);
+    }
+    shownSections.get(section).hidden = false;
+    for (const link of document.querySelectorAll("#nav a")) {
+      if (link.dataset.section === section) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+    scrollTo({ top: scrolled.get(section) ?? 0, behavior: "instant" });
+    if (moved && !params.has("cluster")) announce(sections.get(section).title);
+  }
+  sections.get(section).update(params);
+  const index = params.has("cluster") ? Number(params.get("cluster")) : -1;
+  if (Number.isInteger(index) && index >= 0 && index < clusters.length) detail.show(index);
+  else {
+    detail.hide();
+    document.title = `${sections.get(section).title} \u2013 ${visible(contents.title)}`;
+  }
+}
+
+function makeRail() {
+  document.getElementById("run-name").textContent = visible(run.name);
+  const list = el("ul");
+  for (const [id, { title, short, icon: path }] of sections) {
+    const text = span(
+      "nav-text",
+      span("long", title),
+      el("span", { class: "short", "aria-hidden": "true" }, short ?? title),
+    );
+    list.append(el(
+      "li",
+      {},
+      el("a", { href: address(id), "data-section": id, "aria-label": title }, icon(path), text),
+    ));
+  }
+  document.getElementById("nav").append(list);
+}
+
+const SUN = "M12 7a5 5 0 1 1 0 10 5 5 0 0 1 0-10zM11 1h2v4h-2zM11 19h2v4h-2zM1 11h4v2H1zM19 11h4v2h-4z";
+const MOON = "M20 14.5A8.5 8.5 0 0 1 9.5 4 8.5 8.5 0 1 0 20 14.5z";
+
+function makeTheme() {
+  const control = document.getElementById("theme");
+  const name = () => {
+    const text = isDark() ? "Light" : "Dark";
+    control.replaceChildren(
+      icon(isDark() ? SUN : MOON),
+      span("nav-text", text),
+    );
+    control.setAttribute("aria-label", `Switch to the ${text.toLowerCase()} theme`);
+  };
+  const saved = readTheme();
+  if (saved) setTheme(saved, false);
+  themeWatchers.add(name);
+  control.addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener(
+    "change",
+    () => themeWatchers.forEach((watcher) => watcher()),
+  );
+  name();
+}
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[data-cluster]");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+  event.preventDefault();
+  openCluster(Number(link.dataset.cluster));
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address is taken by the sections
+  document.getElementById("main").focus();
+});
+addEventListener("popstate", show);
+addEventListener("hashchange", show);
+history.scrollRestoration = "manual";
+
+makeTheme();
+makeRail();
+watchTips();
+show();
+performance.mark("siammm-shown");

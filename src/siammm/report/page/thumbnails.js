@@ -1,0 +1,224 @@
+"use strict";
+// Thumbnails: cut from sheets that are decoded when first needed, drawn on canvases when they come near the screen.
+
+const thumbs = contents.thumbnails;
+const LONGER = Math.max(thumbs.width, thumbs.height);
+// Small images are shown as the pixels they are.
+const PIXELATED = LONGER <= 40 || (LONGER <= 64 && run.image_size <= 40);
+const MAX_DECODED = 48e6; // pixels of sheets kept decoded, about 190 MB
+
+const sheetBlobs = new Map(); // sheet -> address of its picture
+const sheetImages = new Map(); // sheet -> promise of its decoded picture, least recently used first
+const sheetReady = new Map(); // sheet -> decoded picture
+
+function pause(milliseconds) {
+  return new Promise((resolve) => setTimeout(resolve, milliseconds));
+}
+
+async function sheetAddress(number) {
+  const { url } = thumbs.sheets[number];
+  if (url !== null) return url;
+  if (!sheetBlobs.has(number)) {
+    let element = document.getElementById(`sheet-${number}`);
+    // Sheets come after the script, so that the page shows before they are read: this one may still be on its way.
+    while (document.readyState === "loading" && !element?.nextElementSibling) {
+      await pause(20);
+      element = document.getElementById(`sheet-${number}`);
+    }
+    if (!element) throw new Error(`sheet ${number} is missing`);
+    const text = atob(element.textContent.trim());
+    const bytes = new Uint8Array(text.length);
+    for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+    sheetBlobs.set(number, URL.createObjectURL(new Blob([bytes], { type: thumbs.media_type })));
+    element.textContent = "";
+  }
+  return sheetBlobs.get(number);
+}
+
+async function decodeSheet(number) {
+  const image = new Image();
+  image.src = await sheetAddress(number);
+  await image.decode();
+  return createImageBitmap(image);
+}
+
+/** The decoded sheet of a number; asked again, the same one. */
+function sheet(number) {
+  let promise = sheetImages.get(number);
+  if (promise) sheetImages.delete(number);
+  else {
+    promise = decodeSheet(number).then((picture) => {
+      sheetReady.set(number, picture);
+      return picture;
+    });
+    promise.catch(() => {});
+  }
+  sheetImages.set(number, promise);
+  const size = thumbs.width * thumbs.height * Math.max(1, thumbs.per_sheet);
+  const most = Math.max(6, Math.floor(MAX_DECODED / size));
+  for (const old of sheetImages.keys()) {
+    if (sheetImages.size <= most) break;
+    if (!sheetReady.has(old)) continue;
+    sheetReady.get(old).close();
+    sheetReady.delete(old);
+    sheetImages.delete(old);
+  }
+  return promise;
+}
+
+function place(thumbnail) {
+  const inSheet = thumbnail % thumbs.per_sheet;
+  const x = (inSheet % thumbs.columns) * thumbs.width;
+  return [Math.floor(thumbnail / thumbs.per_sheet), x, Math.floor(inSheet / thumbs.columns) * thumbs.height];
+}
+
+/** Draw thumbnails into boxes [x, y, width, height] of a canvas; those whose sheet is ready at once. */
+function drawThumbnails(context, thumbnails, boxes) {
+  const draw = (i, picture) => {
+    const [, x, y] = place(thumbnails[i]);
+    context.imageSmoothingEnabled = !PIXELATED;
+    context.imageSmoothingQuality = "high";
+    context.drawImage(picture, x, y, thumbs.width, thumbs.height, ...boxes[i]);
+  };
+  const waiting = [];
+  thumbnails.forEach((thumbnail, i) => {
+    if (!(thumbnail >= 0)) return;
+    const [number] = place(thumbnail);
+    const ready = sheetReady.get(number);
+    if (ready) draw(i, ready);
+    else waiting.push(sheet(number).then((picture) => draw(i, picture), () => {}));
+  });
+  return waiting.length ? Promise.all(waiting) : null;
+}
+
+// A canvas is painted once, when it is about to be seen.
+const painters = new WeakMap();
+const painterWatch = new IntersectionObserver(
+  (entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting) continue;
+      painterWatch.unobserve(target);
+      painters.get(target)?.();
+      painters.delete(target);
+    }
+  },
+  { rootMargin: "300px" },
+);
+
+function paintWhenSeen(canvas, paint) {
+  painters.set(canvas, paint);
+  painterWatch.observe(canvas);
+}
+
+function paintAll(canvas, thumbnails, boxes) {
+  const context = canvas.getContext("2d");
+  const later = drawThumbnails(context, thumbnails, boxes);
+  if (later === null) canvas.dataset.painted = "";
+  else later.then(() => (canvas.dataset.painted = "late"));
+}
+
+/** One image of the page, at its own resolution; CSS sets how large it is. */
+function thumbnailCanvas(row) {
+  const number = row >= 0 ? images.thumbnail[row] : -1;
+  const canvas = el(
+    "canvas",
+    { class: "thumbnail", width: thumbs.width, height: thumbs.height, "aria-hidden": "true" },
+  );
+  if (PIXELATED) canvas.classList.add("pixelated");
+  if (number < 0) canvas.classList.add("missing");
+  else paintWhenSeen(canvas, () => paintAll(canvas, [number], [[0, 0, thumbs.width, thumbs.height]]));
+  return canvas;
+}
+
+/** Several images on one canvas. cells: [column, row, columns, rows] of each, on a grid of that many. */
+function mosaic(rows, cells, columns, lines, width) {
+  const scale = Math.min(window.devicePixelRatio || 1, 2);
+  const gap = Math.round(2 * scale);
+  const cell = Math.max(4, Math.floor((width * scale - gap * (columns - 1)) / columns));
+  const tall = Math.max(4, Math.round((cell * thumbs.height) / thumbs.width));
+  const canvas = el("canvas", {
+    class: "mosaic",
+    width: cell * columns + gap * (columns - 1),
+    height: tall * lines + gap * (lines - 1),
+    "aria-hidden": "true",
+  });
+  const shown = rows.slice(0, cells.length);
+  const boxes = cells.map(([x, y, w, h]) => [
+    x * (cell + gap),
+    y * (tall + gap),
+    w * cell + (w - 1) * gap,
+    h * tall + (h - 1) * gap,
+  ]);
+  const numbers = shown.map((row) => images.thumbnail[row]);
+  if (numbers.every((number) => number < 0)) canvas.classList.add("missing");
+  else paintWhenSeen(canvas, () => paintAll(canvas, numbers, boxes));
+  return canvas;
+}
+
+/** The most central image large, eight more beside and below it. */
+const HERO_CELLS = [
+  [0, 0, 2, 2],
+  ...[[2, 0], [3, 0], [2, 1], [3, 1], [0, 2], [1, 2], [2, 2], [3, 2]].map(([x, y]) => [x, y, 1, 1]),
+];
+
+function heroMosaic(rows, width) {
+  return mosaic(rows, HERO_CELLS, 4, 3, width);
+}
+
+function stripMosaic(rows, n, width) {
+  return mosaic(rows, range(n).map((i) => [i, 0, 1, 1]), n, 1, width);
+}
+
+// -------------------------------------------------------------------------------------------------- what an image is
+
+function imageFacts(row) {
+  const facts = [];
+  if (images.cluster[row] >= 0) facts.push(["Cluster", String(images.cluster[row])]);
+  if (hasLabels) facts.push(["Label", named(labelName(images.label[row]))]);
+  facts.push(["Probability", figure(images.probability[row])], ["Outlier score", figure(images.outlier_score[row])]);
+  return facts;
+}
+
+function imageWords(row) {
+  const label = hasLabels ? `, ${labelName(images.label[row])}` : "";
+  return visible(`${images.id[row]}${label}, cluster ${images.cluster[row]}`);
+}
+
+/** What shows beside an image that the pointer or the focus is on. */
+const tip = el("div", { class: "tip", popover: "manual", "aria-hidden": "true" });
+
+function showTip(row, box) {
+  const facts = imageFacts(row).map(([term, value]) => fact(term, value));
+  tip.replaceChildren(thumbnailCanvas(row), named(images.id[row], "tip-name"), el("dl", {}, ...facts));
+  if (!tip.isConnected) document.body.append(tip);
+  if (tip.showPopover && !tip.matches(":popover-open")) tip.showPopover();
+  const { width, height } = tip.getBoundingClientRect();
+  const left = box.right + 12 + width < innerWidth ? box.right + 12 : box.left - 12 - width;
+  tip.style.left = `${clamp(left, 8, Math.max(8, innerWidth - width - 8))}px`;
+  const above = left < 8 ? box.top - height - 12 : box.top;
+  const top = left < 8 && above < 8 ? box.bottom + 12 : above;
+  tip.style.top = `${clamp(top, 8, Math.max(8, innerHeight - height - 8))}px`;
+}
+
+function hideTip() {
+  if (tip.isConnected && tip.hidePopover && tip.matches(":popover-open")) tip.hidePopover();
+}
+
+function watchTips() {
+  const enter = (event) => {
+    const element = event.target.closest?.("[data-image]");
+    if (element) showTip(Number(element.dataset.image), element.getBoundingClientRect());
+  };
+  // A finger leaves as soon as it is lifted: what it showed stays until the next touch or scroll.
+  const leave = (event) => {
+    if (event.pointerType !== "touch" && event.target.closest?.("[data-image]")) hideTip();
+  };
+  document.addEventListener("pointerdown", (event) => {
+    if (event.pointerType === "touch" && !event.target.closest?.("[data-image]")) hideTip();
+  });
+  document.addEventListener("pointerover", enter);
+  document.addEventListener("pointerout", leave);
+  document.addEventListener("focusin", (event) => event.target.matches(":focus-visible") && enter(event));
+  document.addEventListener("focusout", leave);
+  document.addEventListener("scroll", hideTip, { capture: true, passive: true });
+}

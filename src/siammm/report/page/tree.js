@@ -1,0 +1,441 @@
+"use strict";
+// The merge tree: joins of the found clusters up to one, and splits of them down to finer groups, cut at any number K.
+
+/** What the flat tree does not say: parents, order of leaves, and which groups a cut makes. */
+class TreeShape {
+  constructor({ n_leaves: n, left, right, height, size }) {
+    this.n = n;
+    this.root = n + left.length - 1;
+    this.left = (node) => left[node - n];
+    this.right = (node) => right[node - n];
+    this.isLeaf = (node) => node < n;
+    this.height = (node) => (node < n ? 0 : height[node - n]);
+    this.parent = new Int32Array(n + left.length).fill(-1);
+    left.forEach((child, i) => {
+      this.parent[child] = n + i;
+      this.parent[right[i]] = n + i;
+    });
+    // Larger branches to the left; an explicit stack, as trees can be deep.
+    this.from = new Int32Array(n + left.length);
+    this.to = new Int32Array(n + left.length);
+    this.leaves = [];
+    const stack = [[this.root, false]];
+    while (stack.length) {
+      const [node, done] = stack.pop();
+      if (done) this.to[node] = this.leaves.length;
+      else if (node < n) {
+        this.from[node] = this.leaves.length;
+        this.leaves.push(node);
+        this.to[node] = this.leaves.length;
+      } else {
+        this.from[node] = this.leaves.length;
+        const [a, b] = [this.left(node), this.right(node)];
+        const [first, second] = size[a] >= size[b] ? [a, b] : [b, a];
+        stack.push([node, true], [second, false], [first, false]);
+      }
+    }
+  }
+
+  /** The groups that K makes: undoing the last K - 1 joins leaves the nodes below them. */
+  cut(k) {
+    const limit = this.root - (k - 1); // nodes above this one are undone
+    const groups = [];
+    const stack = [this.root];
+    while (stack.length) {
+      const node = stack.pop();
+      if (node <= limit) groups.push(node);
+      else {
+        const [a, b] = [this.left(node), this.right(node)];
+        const [first, second] = this.from[a] < this.from[b] ? [a, b] : [b, a];
+        stack.push(second, first);
+      }
+    }
+    return groups;
+  }
+
+  within(node, top) {
+    return this.from[node] >= this.from[top] && this.to[node] <= this.to[top];
+  }
+}
+
+class Dendrogram {
+  constructor(shape, { onOpen, onHover }) {
+    Object.assign(this, { shape, onOpen, onHover });
+    this.canvas = el("canvas", {
+      class: "dendrogram",
+      tabindex: "0",
+      role: "application",
+      "aria-roledescription": "tree",
+      "aria-label":
+        "Merge tree. Up goes to the join above, down to the larger branch, left and right to the other branch; " +
+        "Enter enlarges it.",
+    });
+    this.top = shape.root;
+    this.k = 1;
+    this.current = -1;
+    new ResizeObserver(() => this.draw()).observe(this.canvas);
+    themeWatchers.add(() => this.draw());
+    this.listen();
+  }
+
+  show(top, k, groups) {
+    Object.assign(this, { top, k, groups });
+    this.current = -1;
+    this.draw();
+  }
+
+  draw() {
+    cancelAnimationFrame(this.pending);
+    this.pending = requestAnimationFrame(() => this.render());
+  }
+
+  layout() {
+    const { shape, top, canvas } = this;
+    const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+    const under = this.thumbSize(width);
+    const first = shape.from[top];
+    const n = Math.max(1, shape.to[top] - first);
+    const [left, right, above, below] = [14, 14, 18, under ? under + 22 : 12];
+    const wide = width - left - right;
+    const most = Math.max(shape.height(top), 1e-9);
+    // Heights by their square root: the many low joins would else lie on each other.
+    const y = (node) => above + (1 - Math.sqrt(Math.max(0, shape.height(node)) / most)) * (height - above - below);
+    const x = (node) => left + ((shape.from[node] + shape.to[node]) / 2 - first) * (wide / n);
+    return { x, y, width, height, below, under, first, n, left, wide };
+  }
+
+  /** How large the examples under the groups can be, if at all. */
+  thumbSize(width) {
+    const { shape, top, groups } = this;
+    const inside = (groups ?? []).filter((node) => shape.within(node, top));
+    if (!inside.length) return 0;
+    const wide = width - 28;
+    if (wide / inside.length < 22) return 0;
+    const n = shape.to[top] - shape.from[top];
+    const middles = inside.map((node) => ((shape.from[node] + shape.to[node]) / 2) * (wide / n)).sort((a, b) => a - b);
+    const least = Math.min(...middles.map((at, i) => (i ? at - middles[i - 1] : Infinity)));
+    return clamp(Math.floor(least) - 3, 22, 44);
+  }
+
+  render() {
+    const { canvas, shape, top, k } = this;
+    const ratio = Math.min(window.devicePixelRatio || 1, 2);
+    const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+    if (!width || !height) return;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    const context = canvas.getContext("2d");
+    context.scale(ratio, ratio);
+    const view = (this.view = this.layout());
+    const { x, y } = view;
+    const limit = shape.root - (k - 1);
+    // The cut lies between the last join that is undone and the first that is not.
+    const crossed = top > limit;
+    const [upper, lower] = [crossed ? y(limit + 1) : 0, limit >= shape.n ? y(limit) : height - view.below];
+    const level = crossed ? clamp((upper + Math.max(upper, lower)) / 2, 10, height - view.below) : 0;
+    const [ink, faint, accent] = [cssColour("--ink-2"), cssColour("--line-strong"), cssColour("--accent")];
+    this.drawn = [];
+    const stack = [top];
+    const paths = { above: new Path2D(), below: new Path2D(), split: new Path2D() };
+    const found = shape.root - (tree.n_clusters - 1);
+    while (stack.length) {
+      const node = stack.pop();
+      this.drawn.push(node);
+      if (shape.isLeaf(node)) continue;
+      if ((shape.to[node] - shape.from[node]) * (view.wide / view.n) < 2) {
+        const narrow = node > limit ? paths.above : paths.below; // too narrow to be seen: a line stands for all of it
+        narrow.moveTo(x(node), y(node));
+        narrow.lineTo(x(node), node > limit ? Math.max(level, y(node)) : height - view.below);
+        continue;
+      }
+      const path = node > limit ? paths.above : node > found ? paths.below : paths.split;
+      const [a, b] = [shape.left(node), shape.right(node)];
+      const line = y(node);
+      // Lines are strong down to the cut.
+      const ends = [a, b].map((child) => (node > limit && child <= limit ? Math.max(
+        line,
+        Math.min(level, y(child)),
+      ) : y(child)));
+      path.moveTo(x(a), ends[0]);
+      path.lineTo(x(a), line);
+      path.lineTo(x(b), line);
+      path.lineTo(x(b), ends[1]);
+      [a, b].forEach((child, i) => {
+        if (ends[i] === y(child)) return;
+        paths.below.moveTo(x(child), ends[i]);
+        paths.below.lineTo(x(child), y(child));
+      });
+      stack.push(a, b);
+    }
+    context.lineWidth = 1;
+    context.strokeStyle = faint;
+    context.stroke(paths.below);
+    context.setLineDash([2, 2]);
+    context.stroke(paths.split);
+    context.setLineDash([]);
+    context.lineWidth = 1.6;
+    context.strokeStyle = ink;
+    context.stroke(paths.above);
+    if (crossed) {
+      context.strokeStyle = accent;
+      context.lineWidth = 1.5;
+      context.setLineDash([5, 4]);
+      context.beginPath();
+      context.moveTo(view.left - 8, level);
+      context.lineTo(width - view.left + 8, level);
+      context.stroke();
+      context.setLineDash([]);
+      context.fillStyle = accent;
+      context.beginPath();
+      const inside = this.groups.filter((node) => shape.within(node, top));
+      const radius = inside.length > 150 ? 2 : 3.5;
+      for (const node of inside.length < 600 ? inside : []) {
+        context.moveTo(x(node) + radius, level);
+        context.arc(x(node), level, radius, 0, 2 * Math.PI);
+      }
+      context.fill();
+    }
+    if (this.current >= 0) {
+      context.strokeStyle = accent;
+      context.lineWidth = 2.5;
+      context.beginPath();
+      context.arc(x(this.current), y(this.current), 6, 0, 2 * Math.PI);
+      context.stroke();
+    }
+    if (view.under) {
+      const free = { to: -Infinity };
+      const inside = this.groups.filter((node) => {
+        if (!shape.within(node, top) || x(node) - free.to < view.under + 2) return false;
+        free.to = x(node);
+        return true;
+      });
+      const kept = inside.map((node) => images.thumbnail[tree.examples[node]?.[0]] ?? -1);
+      const token = (this.token = {});
+      const later = drawThumbnails(
+        context,
+        kept,
+        inside.map((node) => [
+          x(node) - view.under / 2,
+          height - view.under - 6,
+          view.under,
+          (view.under * thumbs.height) / thumbs.width,
+        ]),
+      );
+      later?.then(() => this.token === token && this.draw());
+    }
+  }
+
+  /** The node whose horizontal line is nearest to a pixel. */
+  nearest(px, py) {
+    const { x, y } = this.view;
+    let [best, least] = [-1, 16];
+    for (const node of this.drawn) {
+      if (this.shape.isLeaf(node)) continue;
+      const [a, b] = [x(this.shape.left(node)), x(this.shape.right(node))];
+      const aside = Math.max(0, Math.min(a, b) - px, px - Math.max(a, b));
+      const away = Math.hypot(aside, y(node) - py);
+      if (away < least) [best, least] = [node, away];
+    }
+    return best;
+  }
+
+  pick(node, spoken = false) {
+    if (node === this.current) return;
+    this.current = node;
+    this.onHover(node);
+    if (spoken && node >= 0) announce(nodeWords(node));
+    this.draw();
+  }
+
+  listen() {
+    const { canvas, shape } = this;
+    const at = (event) => {
+      const box = canvas.getBoundingClientRect();
+      return [event.clientX - box.left, event.clientY - box.top];
+    };
+    canvas.addEventListener("pointermove", (event) => this.view && this.pick(this.nearest(...at(event))));
+    canvas.addEventListener("pointerleave", () => this.pick(-1));
+    canvas.addEventListener("click", (event) => {
+      const node = this.view ? this.nearest(...at(event)) : -1;
+      if (node >= 0) this.onOpen(node);
+    });
+    canvas.addEventListener("blur", () => this.pick(-1));
+    canvas.addEventListener("keydown", (event) => {
+      const node = this.current < 0 ? this.top : this.current;
+      const parent = shape.parent[node];
+      const larger = (a, b) => (shape.from[a] < shape.from[b] ? a : b);
+      let next = node;
+      if (event.key === "ArrowUp") next = node === this.top ? node : parent;
+      else if (event.key === "ArrowDown") next = shape.isLeaf(node) ? node : larger(
+        shape.left(node),
+        shape.right(node),
+      );
+      else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
+        if (node !== this.top) next = shape.left(parent) === node ? shape.right(parent) : shape.left(parent);
+      } else if (event.key === "Enter") {
+        event.preventDefault();
+        if (!shape.isLeaf(node)) this.onOpen(node);
+        return;
+      } else if (event.key === "Backspace" && this.top !== shape.root) {
+        event.preventDefault();
+        this.onOpen(shape.parent[this.top]);
+        return;
+      } else return;
+      event.preventDefault();
+      this.pick(next, true);
+    });
+  }
+}
+
+/** What a node is, in words: part of a cluster, a cluster, or several joined. */
+function nodeKind(node) {
+  const at = tree.cluster[node];
+  if (at < 0) return "joined";
+  return tree.size[node] === clusters[at]?.size ? "cluster" : "split";
+}
+
+function nodeWords(node) {
+  const kind = nodeKind(node);
+  const at = tree.cluster[node];
+  const name = { cluster: `Cluster ${at}`, split: `Part of cluster ${at}`, joined: "Several clusters" }[kind];
+  const known = hasLabels && tree.label[node] >= 0;
+  const label = known ? `, ${percent(tree.purity[node])} ${labelName(tree.label[node])}` : "";
+  return visible(`${name}, ${plural(tree.size[node], "image")}${label}`);
+}
+
+function addTree() {
+  sections.set("tree", {
+    title: "Merge tree",
+    short: "Tree",
+    icon: "M11 3h2v5h5v5h3v8h-2v-6h-4v6h-2v-8h3v-3H8v3h3v8H9v-6H5v6H3v-8h3V8h5z",
+    build(root) {
+      const shape = new TreeShape(tree);
+      const most = tree.n_leaves;
+      const slider = el("input", { type: "range", min: 1, max: most, step: 1, "aria-label": "Number of groups, K" });
+      const number = el("input", { type: "number", min: 1, max: most, step: 1, inputmode: "numeric" });
+      const kept = button(`Found: ${count(tree.n_clusters)}`, () => cutAt(tree.n_clusters), { class: "chip" });
+      const lead = el("p", { class: "lead small", role: "status" });
+      const hint = el("p", { class: "note" });
+      const crumbs = el("nav", { class: "crumbs", "aria-label": "Branch" });
+      const under = el("p", { class: "note tree-hover" }, "\u00a0");
+      let state = {};
+      let timer = 0;
+      // The address follows when the slider rests: a history entry a pixel would make the browser slow.
+      const cutAt = (k) => {
+        draw({ ...state, k: clamp(Math.round(k) || 1, 1, most) });
+        clearTimeout(timer);
+        timer = setTimeout(() => where().section === "tree" && adjust({ k: state.k }, { replace: true }), 150);
+      };
+      slider.addEventListener("input", () => cutAt(Number(slider.value)));
+      number.addEventListener("change", () => cutAt(Number(number.value)));
+      number.addEventListener("input", () => number.value && number.checkValidity() && cutAt(Number(number.value)));
+      const zoom = (node) => go(address("tree", { k: state.k, node: node === shape.root ? null : node }));
+      const dendrogram = new Dendrogram(shape, {
+        onOpen: zoom,
+        onHover: (node) => (under.textContent = node < 0 ? "\u00a0" : nodeWords(node)),
+      });
+      const card = (node, width) => {
+        const kind = nodeKind(node);
+        const badge = {
+          cluster: `cluster ${tree.cluster[node]}`,
+          split: `part of ${tree.cluster[node]}`,
+          joined: "joined",
+        }[kind];
+        const attributes = { class: `card group ${kind}`, "data-focus": true, "aria-label": nodeWords(node) };
+        // What is a cluster, or cannot be split further, opens as a cluster; else the tree goes into it.
+        const at = tree.cluster[node];
+        const opens = at >= 0 && (kind === "cluster" || shape.isLeaf(node));
+        const target = opens
+          ? { href: clusterAddress(at), "data-cluster": at }
+          : { href: address("tree", { k: state.k, node }) };
+        return el(
+          "a",
+          { ...attributes, ...target },
+          stripMosaic(tree.examples[node] ?? [], 4, width),
+          span(
+            "card-line",
+            majority(tree.label[node], "card-label"),
+            hasLabels && tree.purity[node] !== null ? span("card-purity", percent(tree.purity[node])) : "",
+          ),
+          span("card-facts", plural(tree.size[node], "image"), span(`badge ${kind}`, badge)),
+        );
+      };
+      const grid = new VirtualGrid({
+        label: "Groups at this cut",
+        minWidth: 216,
+        gap: 24,
+        rowHeight: (width) => ((width - 6) / 4) * (thumbs.height / thumbs.width) + 56,
+        make: card,
+      });
+      const step = (by) => cutAt(state.k + by);
+      root.append(
+        el("header", { class: "head" }, el("h1", {}, "Merge tree")),
+        lead,
+        el(
+          "div",
+          { class: "controls cut" },
+          button("\u2212", () => step(-1), { class: "tool", "aria-label": "One group fewer" }),
+          slider,
+          button("+", () => step(1), { class: "tool", "aria-label": "One group more" }),
+          field("K", number, "narrow"),
+          kept,
+        ),
+        hint,
+        crumbs,
+        el("div", { class: "tree-holder" }, dendrogram.canvas),
+        under,
+        grid.element,
+      );
+      const draw = (next) => {
+        state = next;
+        const { k, node } = state;
+        slider.value = k;
+        slider.setAttribute("aria-valuetext", plural(k, "group"));
+        if (document.activeElement !== number || !number.matches(":focus")) number.value = k;
+        else if (Number(number.value) !== k) number.value = k;
+        slider.style.setProperty("--level", `${(100 * (k - 1)) / Math.max(1, most - 1)}%`);
+        const groups = shape.cut(k);
+        const inside = groups.filter((group) => shape.within(group, node));
+        const shown = inside.length ? inside : [node];
+        const all = node === shape.root;
+        lead.textContent = `${plural(k, "group")}${all ? "" : `, ${count(shown.length)} of them in this branch`}.`;
+        if (k > tree.n_clusters) {
+          hint.textContent =
+            `Finer than the ${count(tree.n_clusters)} clusters that training found: these splits were found now, ` +
+            "in the final embeddings, not by training. They are dashed in the tree.";
+        } else if (k === tree.n_clusters) hint.textContent = "These are the clusters that training found.";
+        else hint.textContent = "Found clusters joined by how near they are, nearest first.";
+        kept.setAttribute("aria-pressed", String(k === tree.n_clusters));
+        dendrogram.show(node, k, groups);
+        grid.setKeys(shown);
+        const path = [];
+        for (let at = node; at >= 0; at = shape.parent[at]) path.unshift(at);
+        crumbs.hidden = all;
+        const parts = path.length > 4 ? [path[0], -1, ...path.slice(-3)] : path;
+        crumbs.replaceChildren(
+          ...parts.flatMap((at, i) => {
+            const text = at === shape.root ? "All images" : at < 0 ? "\u2026" : plural(tree.size[at], "image");
+            const part = at < 0 || at === node ? el("span", at === node ? { "aria-current": "true" } : {}, text) : el(
+              "a",
+              { href: address("tree", { k, node: at === shape.root ? null : at }) },
+              text,
+            );
+            return i ? [el("span", { class: "crumb-mark", "aria-hidden": "true" }, "\u203a"), part] : [part];
+          }),
+        );
+      };
+      this.update = (params) => {
+        const node = Number(params.get("node") ?? shape.root);
+        const k = Number(params.get("k") ?? state.k ?? tree.n_clusters);
+        const next = {
+          k: clamp(Math.round(k) || tree.n_clusters, 1, most),
+          node: Number.isInteger(node) && node >= 0 && node <= shape.root ? node : shape.root,
+        };
+        if (next.k !== state.k || next.node !== state.node) draw(next);
+      };
+    },
+    update() {},
+  });
+}
+
+if (tree && tree.left.length) addTree();

@@ -1,0 +1,43 @@
+"""Values as the page may have them: finite numbers and valid Unicode, whatever came in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+
+def printable(text: object) -> str:
+    r"""The text as valid Unicode: bytes of a name that are none, which Python keeps as surrogates, become ``\xff``.
+
+    Everything else stays as it is, control characters and marks of direction too: they are data.
+    """
+    text = str(text)
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things: 1 image, 1,797 images."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def number(value: Any, digits: int = 6, *, otherwise: float = 0.0) -> float:
+    """A finite number, to so many significant digits; ``otherwise`` where it is none."""
+    value = float(value)
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else otherwise
+
+
+def numbers(values: Iterable[Any] | np.ndarray, digits: int = 4) -> list[float]:
+    """Finite numbers to so many decimals: a column of the page, where each character counts; 0 where there is none."""
+    column = np.nan_to_num(np.asarray(values, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    return np.round(column, digits).tolist()
+
+
+def is_number(value: object) -> bool:
+    """Whether a value that was read from JSON is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

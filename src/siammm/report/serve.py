@@ -1,0 +1,244 @@
+"""The page over HTTP, to this machine alone.
+
+Other pages that a browser has open can send requests here too. So a request must name this server as its host (a name
+that was made to point here is refused), whatever another site asks for is refused, and a search needs the token that
+only our page knows.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+import socket
+import sys
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from siammm.data.wording import one_line
+from siammm.errors import InputError, SiamMMError
+from siammm.report.live import MOST_AT_ONCE, MOST_BYTES, Explorer, Missing
+from siammm.report.render import policy, render
+from siammm.report.thumbnails import MEDIA_TYPE
+
+ADDRESS = "127.0.0.1"
+TOKEN_HEADER = "X-Siammm-Token"
+_JSON, _HTML = "application/json; charset=utf-8", "text/html; charset=utf-8"
+_PATIENCE = 60.0
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a fault
+    """A request that is not answered, and why."""
+
+    def __init__(self, status: HTTPStatus, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class Server(ThreadingHTTPServer):
+    """Listens from the start, so that a port that is taken is known before the work; answers once it has a page."""
+
+    daemon_threads = True
+    # Elsewhere this lets a port go at once; on Windows it would let another program take it over.
+    allow_reuse_address = os.name != "nt"
+    request_queue_size = 64
+
+    def __init__(self, port: int) -> None:
+        if not 0 <= port <= 65535:
+            raise InputError(f"--port is {port}, but ports are 0 to 65535; give one of these.")
+        try:
+            super().__init__((ADDRESS, port), _Handler)
+        except OSError as error:
+            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({one_line(error)})"
+            raise InputError(f"Port {port} {why}; give another --port, or 0 for any that is free.") from error
+        self.token = secrets.token_urlsafe(24)
+        self.explorer: Explorer | None = None
+        self.page = b""
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{ADDRESS}:{self.server_port}/"
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """What this server is called by those who mean it."""
+        names = (f"{name}:{self.server_port}" for name in (ADDRESS, "localhost"))
+        return frozenset([*names, *([ADDRESS, "localhost"] if self.server_port == 80 else [])])
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the page should know."""
+        return [] if self.explorer is None else self.explorer.gathered.contents["notes"]
+
+    def show(self, explorer: Explorer) -> None:
+        """Answer with this from now on."""
+        self.page = render(explorer.gathered.contents, token=self.token).encode("utf-8")
+        self.explorer = explorer
+
+    def server_bind(self) -> None:
+        """Bind without asking a name server what this machine is called, which may take seconds."""
+        if self.allow_reuse_address:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = ADDRESS, int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of an answer is nobody's fault."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "siammm", ""
+    timeout = _PATIENCE
+
+    def do_GET(self) -> None:
+        """Answer a question."""
+        self._answer(self._get)
+
+    def do_HEAD(self) -> None:
+        """Answer without the answer's body."""
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        """Answer a search by picture."""
+        self._answer(self._post)
+
+    def _answer(self, find: Callable[[], tuple[str, bytes]]) -> None:
+        try:
+            self._check_sender()
+            kind, body = find()
+            self._send(HTTPStatus.OK, kind, body)
+        except Refused as refused:
+            self._fail(refused.status, str(refused))
+        except Missing as error:
+            self._fail(HTTPStatus.NOT_FOUND, str(error))
+        except SiamMMError as error:
+            self._fail(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        except (ConnectionError, TimeoutError):
+            self.close_connection = True
+        except MemoryError:
+            self._fail(HTTPStatus.INSUFFICIENT_STORAGE, "There is not enough memory for this; give a smaller picture.")
+
+    # -- who asks -----------------------------------------------------------------------------------------------------
+
+    def _check_sender(self) -> None:
+        hosts = self.headers.get_all("Host") or []
+        if len(hosts) != 1 or hosts[0].lower() not in self.server.hosts:
+            raise Refused(HTTPStatus.FORBIDDEN, f"This server answers at {self.server.url} only.")
+        if self.path != "/" and self.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
+            raise Refused(HTTPStatus.FORBIDDEN, "Another site asked for this.")
+        origin = self.headers.get("Origin")
+        if origin is not None and origin.lower() not in {f"http://{host}" for host in self.server.hosts}:
+            raise Refused(HTTPStatus.FORBIDDEN, "Another site asked for this.")
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    def _get(self) -> tuple[str, bytes]:
+        explorer = self.server.explorer
+        address = urlsplit(self.path)
+        parts = [part for part in address.path.split("/") if part]
+        if explorer is None:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "The run is still being read; ask again.")
+        try:
+            given = parse_qs(address.query, keep_blank_values=True, max_num_fields=16, errors="replace")
+        except ValueError:
+            raise Refused(HTTPStatus.BAD_REQUEST, "The question has too many parts.") from None
+        match parts:
+            case []:
+                return _HTML, self.server.page
+            case ["favicon.ico"]:
+                return "image/x-icon", b""
+            case ["sheets", index]:
+                return MEDIA_TYPE, explorer.sheet(_whole(index))
+            case ["thumbnail", position]:
+                return MEDIA_TYPE, explorer.thumbnail(_whole(position))
+            case ["cluster", index]:
+                order = _one(given, "order", "central")
+                if order not in ("central", "outlying"):
+                    raise Refused(HTTPStatus.BAD_REQUEST, "order is central or outlying.")
+                offset, limit = _whole(_one(given, "offset", "0")), _limit(given)
+                return _JSON, _plain(explorer.cluster(_whole(index), offset, limit, order))
+            case ["find"]:
+                return _JSON, _plain(explorer.find(_one(given, "query", ""), _limit(given)))
+            case _:
+                raise Refused(HTTPStatus.NOT_FOUND, "There is nothing here by that name.")
+
+    def _post(self) -> tuple[str, bytes]:
+        self.close_connection = True  # what is refused before it is read would be taken for the next request
+        if urlsplit(self.path).path != "/search" or self.server.explorer is None:
+            raise Refused(HTTPStatus.NOT_FOUND, "There is nothing here by that name.")
+        if not secrets.compare_digest(self.headers.get(TOKEN_HEADER, "").encode(), self.server.token.encode()):
+            raise Refused(HTTPStatus.FORBIDDEN, "The page is of an earlier start of this server; load it again.")
+        length = self.headers.get("Content-Length", "")
+        if "Transfer-Encoding" in self.headers or not re.fullmatch(r"[0-9]{1,12}", length):
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "The request does not say how long its picture is.")
+        if int(length) > MOST_BYTES:
+            raise Refused(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"The picture has {int(length) / 2**20:,.0f} MB, but at most {MOST_BYTES // 2**20} are read; give a "
+                "smaller one.",
+            )
+        file = self.rfile.read(int(length))
+        if len(file) < int(length):
+            raise ConnectionError("the picture ended early")
+        return _JSON, _plain(self.server.explorer.search(file))
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    def _fail(self, status: HTTPStatus, sentence: str) -> None:
+        self._send(status, _JSON, _plain({"error": sentence}))
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        try:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.send_header("Referrer-Policy", "no-referrer")
+            self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+            self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+            self.send_header("X-Frame-Options", "DENY")
+            # What is no page may do nothing at all.
+            own = policy(live=True) if kind == _HTML else "default-src 'none'"
+            self.send_header("Content-Security-Policy", f"{own}; frame-ancestors 'none'")
+            if self.close_connection:
+                self.send_header("Connection", "close")
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+        except ConnectionError:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: the terminal is the user's."""
+
+
+def _plain(answer: object) -> bytes:
+    return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+def _one(given: dict[str, list[str]], name: str, default: str) -> str:
+    return given[name][-1] if name in given else default
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,12}", text):
+        raise Refused(HTTPStatus.BAD_REQUEST, "A whole number is needed there.")
+    return int(text)
+
+
+def _limit(given: dict[str, list[str]]) -> int:
+    return min(MOST_AT_ONCE, max(1, _whole(_one(given, "limit", "60"))))

@@ -1,0 +1,206 @@
+"""Thumbnails in sheets: pictures of many small images each, which a page loads at once.
+
+All thumbnails have one size; an image of another aspect is padded, with nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from siammm.data.decode import BadImage, default_threads
+from siammm.data.source import Source
+from siammm.report.contents import Sheet, Thumbnails
+
+MEDIA_TYPE = "image/webp"
+MOST_BYTES = 14 * 2**20
+"""Of all sheets within a page: base64 makes a third more of it, and the page is to stay below 25 MB."""
+
+# A sheet is about so many pixels a side: WebP takes 16,383, but a browser keeps it decoded.
+_SHEET_SIDE = 1536
+_LARGEST, _SMALLEST = 96, 32
+# Small pictures show what is lost, and cost little.
+_QUALITY, _QUALITY_OF_SMALL, _SMALL = 80, 88, 48
+_LOOKED_AT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The size of all thumbnails, and how they lie in a sheet."""
+
+    width: int
+    height: int
+    enlarge: int
+    """Each pixel of an image becomes so many a side, where images are very small; 1 where they are reduced to fit."""
+    most: int | None = None
+    """Thumbnails of a sheet, about; None: as many as fit."""
+
+    @property
+    def columns(self) -> int:
+        """Thumbnails beside each other."""
+        return max(1, _SHEET_SIDE // self.width)
+
+    @property
+    def per_sheet(self) -> int:
+        """Thumbnails of a full sheet."""
+        n_rows = max(1, _SHEET_SIDE // self.height)
+        return self.columns * (n_rows if self.most is None else max(1, min(n_rows, self.most // self.columns)))
+
+
+def layout(source: Source | None, n_thumbnails: int, wanted: int | None) -> Layout:
+    """A size that suits the images and how many there are; ``wanted`` is that of the longer side, where it is given."""
+    shape = _shape(source)
+    longer = max(shape) if shape is not None else _LARGEST
+    if wanted is not None:
+        side, enlarge = wanted, max(1, wanted // longer)
+    elif longer < _SMALLEST:
+        # Eight pixels would be lost on a screen, and blurred by whatever enlarges them.
+        enlarge = _SMALLEST // longer
+        side = longer * enlarge
+    else:
+        most = _LARGEST if n_thumbnails <= 2500 else 64 if n_thumbnails <= 6000 else 48
+        side, enlarge = min(most, longer), 1
+    if shape is None:
+        return Layout(width=side, height=side, enlarge=enlarge)
+    scale = side / longer
+    height, width = (max(1, round(scale * length)) for length in shape)
+    # Very long images are padded, or their sheets would have no room for them.
+    return Layout(width=max(width, side // 4), height=max(height, side // 4), enlarge=enlarge)
+
+
+def _shape(source: Source | None) -> tuple[int, int] | None:
+    """Height and width where all have the same aspect, by a look at a few; otherwise a square of the largest side."""
+    if source is None:
+        return None
+    shape = source.uniform_shape()
+    if shape is not None:
+        return shape
+    longest = 0
+    for i in source.spread(_LOOKED_AT):
+        try:
+            longest = max(longest, *source.size(int(i)))
+        except BadImage:
+            continue
+    return (longest, longest) if longest else None
+
+
+def thumbnail(image: np.ndarray, layout: Layout) -> Image.Image:
+    """An image in its cell: RGB where it fills the cell, otherwise RGBA."""
+    height, width = image.shape[:2]
+    scale = min(layout.width / width, layout.height / height)
+    if scale > 1:
+        scale = max(1, math.floor(scale)) if layout.enlarge > 1 else 1
+    size = (max(1, min(layout.width, round(scale * width))), max(1, min(layout.height, round(scale * height))))
+    small = Image.fromarray(image)
+    if size != small.size:
+        small = small.resize(
+            size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS, reducing_gap=2.0
+        )
+    if size == (layout.width, layout.height):
+        return small
+    cell = Image.new("RGBA", (layout.width, layout.height), (0, 0, 0, 0))
+    cell.paste(small, ((layout.width - size[0]) // 2, (layout.height - size[1]) // 2))
+    return cell
+
+
+def read_thumbnail(source: Source, position: int, layout: Layout) -> Image.Image | None:
+    """The thumbnail of an image of a source; None where it cannot be read."""
+    if position < 0:
+        return None
+    try:
+        return thumbnail(source.image(position), layout)
+    except (BadImage, IndexError):
+        return None
+
+
+def encoded(picture: Image.Image, layout: Layout) -> bytes:
+    """A picture as WebP; without loss where each pixel of an image is to be seen."""
+    stream = io.BytesIO()
+    if layout.enlarge > 1:
+        picture.save(stream, "WEBP", lossless=True, quality=50, method=3)
+    else:
+        small = max(layout.width, layout.height) <= _SMALL
+        picture.save(stream, "WEBP", quality=_QUALITY_OF_SMALL if small else _QUALITY, method=3)
+    return stream.getvalue()
+
+
+def sheet(cells: Sequence[Image.Image | None], layout: Layout) -> bytes:
+    """A sheet of these thumbnails; a cell without one stays empty."""
+    n_rows = -(-len(cells) // layout.columns)
+    transparent = any(cell is None or cell.mode == "RGBA" for cell in cells)
+    mode, empty = ("RGBA", (0, 0, 0, 0)) if transparent else ("RGB", (255, 255, 255))
+    picture = Image.new(mode, (layout.columns * layout.width, n_rows * layout.height), empty)
+    for number, cell in enumerate(cells):
+        if cell is not None:
+            row, column = divmod(number, layout.columns)
+            picture.paste(cell, (column * layout.width, row * layout.height))
+    return encoded(picture, layout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheets:
+    """All sheets of a page."""
+
+    data: list[bytes]
+    number_M: list[int]
+    """Number of each image's thumbnail, -1 where it could not be made."""
+
+
+def make_sheets(
+    source: Source, positions: Sequence[int], layout: Layout, progress: Callable[[int, int], None]
+) -> Sheets:
+    """Read images and put their thumbnails into sheets; those that cannot be read are passed over."""
+    number_M = [-1] * len(positions)
+    data: list[bytes] = []
+    waiting: list[Image.Image] = []
+    n_made = 0
+    step = 256
+    # Pillow lets go of the interpreter while it decodes, so threads are enough.
+    with ThreadPoolExecutor(default_threads(), thread_name_prefix="siammm-thumbnail") as pool:
+        for start in range(0, len(positions), step):
+            part = positions[start : start + step]
+            for at, cell in enumerate(pool.map(lambda i: read_thumbnail(source, int(i), layout), part), start):
+                if cell is None:
+                    continue
+                number_M[at] = n_made
+                n_made += 1
+                waiting.append(cell)
+                if len(waiting) == layout.per_sheet:
+                    data.append(sheet(waiting, layout))
+                    waiting.clear()
+            progress(min(start + step, len(positions)), len(positions))
+    if waiting:
+        data.append(sheet(waiting, layout))
+    return Sheets(data=data, number_M=number_M)
+
+
+def described(layout: Layout, n_thumbnails: int, urls: Sequence[str | None]) -> Thumbnails:
+    """What the page must know of the sheets, of which there is one for each of ``urls``."""
+    full = layout.per_sheet
+    return Thumbnails(
+        width=layout.width,
+        height=layout.height,
+        columns=layout.columns,
+        per_sheet=full,
+        media_type=MEDIA_TYPE,
+        sheets=[Sheet(url=url, n_thumbnails=min(full, n_thumbnails - full * i)) for i, url in enumerate(urls)],
+    )
+
+
+def n_within(
+    sheets: Sequence[bytes], layout: Layout, n_thumbnails: int, max_thumbnails: int, most_bytes: int = MOST_BYTES
+) -> int:
+    """How many of the sheets the page holds itself: the first ones, up to a number of thumbnails and of bytes."""
+    most = len(sheets) if n_thumbnails <= max_thumbnails else max_thumbnails // layout.per_sheet
+    total = 0
+    for number, data in enumerate(sheets[:most]):
+        total += len(data)
+        if total > most_bytes:
+            return number
+    return most

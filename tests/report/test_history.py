@@ -1,0 +1,117 @@
+"""How a run came to its clusters: merges put back together, and curves."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.report.made_runs import made_run
+
+from siammm.mixture.merge import MergeHistory
+from siammm.report import history
+from siammm.report.opened import Assigned, read_assigned
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Assigned:
+    """Three clusters of few images; each test gives them a history of its own."""
+    return read_assigned(made_run(tmp_path_factory.mktemp("history"), n=30, k=3))
+
+
+def with_rounds(found: Assigned, n_start: int, rounds: list[list[int]]) -> tuple[Assigned, list[int]]:
+    """The run with these rounds of merging, one an epoch, and how many components became each cluster.
+
+    A round names for each component the one that it becomes.
+    """
+    kept = MergeHistory(n_start)
+    inside = [1] * n_start
+    by_epoch: list[list[int]] = []
+    for epoch, groups in enumerate(rounds, 1):
+        if groups:
+            kept.record_round(torch.tensor(groups), torch.rand(len(groups), generator=torch.Generator().manual_seed(0)))
+            inside = [
+                sum(n for n, group in zip(inside, groups, strict=True) if group == g) for g in range(max(groups) + 1)
+            ]
+        by_epoch.append([epoch, len(inside)])
+    tree = kept.finished(torch.randn(len(inside), 4, generator=torch.Generator().manual_seed(1)))
+    merges = {
+        "linkage": tree.linkage.tolist(),
+        "n_merges": tree.n_merges,
+        "n_components": tree.n_components,
+        "nodes": kept.as_tensors()["node"].tolist(),
+        "n_clusters_by_epoch": by_epoch,
+    }
+    return dataclasses.replace(found, merges=merges), inside
+
+
+def test_merges_of_each_cluster(found: Assigned) -> None:
+    run, inside = with_rounds(found, 7, [[0, 1, 2, 3, 4, 0, 1], [], [0, 1, 2, 0, 1]])
+    merged = history.merges_of_clusters(run)
+    assert [n for n, _ in merged] == inside == [3, 3, 1]
+    assert merged[0][1] == [(3, 2, 1), (1, 1, 1)]
+    assert merged[1][1] == [(3, 2, 1), (1, 1, 1)]
+    assert merged[2][1] == []
+    assert history.merge_rounds(run) == [(1, 7, 5), (3, 5, 3)]
+    assert history.starting_clusters(run) == 7
+
+
+def test_a_cluster_may_be_taken_in_by_a_later_one(found: Assigned) -> None:
+    """Then clusters are not in the order of their first component, and what was stored of it counts."""
+    run, inside = with_rounds(found, 5, [[2, 0, 1, 2, 0]])
+    assert [n for n, _ in history.merges_of_clusters(run)] == inside == [2, 1, 2]
+
+
+def test_three_at_once(found: Assigned) -> None:
+    run, inside = with_rounds(found, 6, [[0, 0, 0, 0, 1, 2]])
+    merged = history.merges_of_clusters(run)
+    assert [n for n, _ in merged] == inside == [4, 1, 1]
+    assert merged[0][1] == [(1, 3, 1), (1, 2, 1), (1, 1, 1)]
+
+
+def test_merges_after_the_last_epoch(found: Assigned) -> None:
+    """The automatic rule settles the clusters when training is over."""
+    run, _ = with_rounds(found, 6, [[0, 1, 2, 3, 4, 0], [0, 1, 2, 0, 1]])
+    run.merges["n_clusters_by_epoch"] = [[1, 5]]
+    merged = history.merges_of_clusters(run)
+    assert merged[0][1] == [(2, 2, 1), (1, 1, 1)]
+    assert history.merge_rounds(run) == [(1, 6, 5), (2, 5, 3)]
+
+
+@pytest.mark.parametrize(
+    "merges",
+    [
+        {},
+        {"linkage": [], "n_merges": 0},
+        {"linkage": [[0, 1, 0.5, 2]], "n_merges": 1, "nodes": [0, 0, 0]},
+        {"linkage": [[0, 99, 0.5, 2]], "n_merges": 1},
+        {"linkage": "torn", "n_merges": 2},
+        {"n_clusters_by_epoch": ["torn"]},
+    ],
+)
+def test_a_tree_that_is_not_of_these_clusters(merges: dict[str, Any], found: Assigned) -> None:
+    run = dataclasses.replace(found, merges=merges)
+    assert history.merges_of_clusters(run) == [(1, [])] * 3
+    assert history.merge_rounds(run) == []
+
+
+def test_curves() -> None:
+    rows = [
+        {"epoch": 1, "loss": 2.5, "knn": None, "name": "x", "flag": True, "seconds": 3},
+        {"epoch": 2, "loss": 1e999},
+    ]
+    assert history.curves(rows) == {"loss": [(1.0, 2.5)]}
+    assert history.curves([{"loss": 1.0}]) == {}
+    long = history.curves([{"epoch": e, "loss": 1 / e} for e in range(1, 10_001)])["loss"]
+    assert len(long) <= 2001
+    assert (long[0][0], long[-1][0]) == (1, 10_000)
+
+
+def test_what_a_run_is(tmp_path: Path) -> None:
+    run = history.described(read_assigned(made_run(tmp_path, n=20, k=2)), data="here", image_size=8)
+    assert (run["name"], run["n_images"], run["n_clusters"], run["seconds"]) == ("made", 20, 2, 3.0)
+    groups = [group for group, _, _ in run["settings"]]
+    assert {"", "optimisation", "network", "clustering"} <= set(groups)
+    assert len({(group, name) for group, name, _ in run["settings"]}) == len(run["settings"])

@@ -1,0 +1,130 @@
+"""``siammm bench``: what it takes, prints and writes, and what it refuses; and how soon the command answers at all."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from siammm.cli import main, parse
+from siammm.config import BenchConfig
+
+# A new flag is a choice: people's scripts hold on to every one of these.
+FLAGS = [
+    "--preset", "--batch-size", "--seconds", "--compile", "--output", "--overwrite", "--device", "--random-state",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def benched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The figures of one quick run, and what it printed."""
+    import contextlib
+    import io
+
+    output = tmp_path_factory.mktemp("bench") / "here" / "figures.json"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "120")
+        arguments = ["bench", "--preset", "demo", "--seconds", "2", "--device", "cpu", "--output", str(output)]
+        assert main(arguments) == 0
+    return output, printed.getvalue()
+
+
+def test_the_flags_are_a_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0
+    shown = capsys.readouterr().out
+    found = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", shown)) - {"--help"}
+    assert {flag.replace("--no-", "--") for flag in found} == set(FLAGS)
+
+
+def test_it_prints_what_was_measured(benched: tuple[Path, str]) -> None:
+    printed = benched[1]
+    for wanted in (
+        "conv-small at 8 pixels", "images a second, full step", "without the cluster loss",
+        "share of the device's peak",
+        "its share of the epoch", "peak memory", "all 60 epochs, hours", "siammm --help takes",
+    ):  # fmt: skip
+        assert wanted in printed, wanted
+
+
+def test_it_writes_what_it_prints(benched: tuple[Path, str]) -> None:
+    stored = json.loads(benched[0].read_text("utf-8"))
+    (figures,) = stored["presets"]
+    assert figures["preset"] == "demo"
+    assert figures["batch_size"] == figures["preset_batch_size"] == 64
+    assert figures["images_per_second"] > 0
+    assert figures["epoch_seconds"] > figures["clustering_seconds"] > 0
+    assert figures["clustering"]["scale"] >= 1
+    assert stored["machine"]["peak_flops"] > 0
+    assert stored["help_seconds"] > 0
+    assert stored["references"]
+    assert sorted(path.name for path in benched[0].parent.iterdir()) == ["figures.json"]
+
+
+def test_an_earlier_file_is_kept(benched: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+    before = benched[0].read_bytes()
+    assert main(["bench", "--output", str(benched[0])]) == 2
+    assert "exists; choose another --output, or add --overwrite." in capsys.readouterr().err
+    assert benched[0].read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seconds", "0"], "--seconds is 0"),
+        (["--batch-size", "1"], "--batch-size is 1"),
+        (["--device", "tpu"], "device='tpu' cannot be used here"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_run_of_several_processes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from siammm.learn import distributed
+
+    context = distributed.Context(rank=0, world_size=2, local_rank=0, device=torch.device("cpu"))
+    monkeypatch.setattr(distributed, "setup", lambda device: context)
+    assert main(["bench"]) == 2
+    assert "bench runs in one process, but there are 2" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    arguments = ["bench", "--preset", "demo", "--seconds", "1", "--device", "cpu"]
+    assert main([*arguments, "--output", str(tmp_path / "file" / "figures.json")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_help_answers_at_once() -> None:
+    """1.5 s is asked for; a busy machine is given time. What matters is that torch is not imported."""
+    code = "import sys, siammm.cli; siammm.cli.main(['--help']); sys.exit('torch' in sys.modules)"
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+    assert time.perf_counter() - started < 5
+
+
+def test_defaults() -> None:
+    config = parse(["bench"])
+    assert isinstance(config, BenchConfig)
+    assert config == BenchConfig()
