@@ -348,7 +348,7 @@ class RunConfig:
     """Seed of everything random; the same seed gives the same run on the same machine."""
 
 
-PresetName = Literal["cifar", "tiny", "demo", "imagenet-100", "imagenet-200"]
+PresetName = Literal["cifar", "tiny", "laptop", "demo", "imagenet-100", "imagenet-200"]
 MethodName = Literal["siammm", "byol", "simsiam", "moco-v3", "swav", "deepcluster-v2", "pcl", "propos"]
 
 
@@ -374,7 +374,7 @@ class TrainConfig:
     """Go on with this run where it was left; it keeps its own settings."""
 
     preset: PresetName = "cifar"
-    """Settings to start from: cifar (32 px), tiny (64 px), demo (digits), imagenet-100 and -200 (the paper's)."""
+    """Start from: cifar (32 px), tiny (64 px), laptop (no GPU), demo (digits), imagenet-100 and -200 (the paper)."""
 
     method: MethodName = "siammm"
     """What is trained: SiamMM, or one of its peers, for comparison, with the objective and recipe of its paper."""

@@ -29,6 +29,7 @@ from siammm.evaluate.clustering import clustering_scores
 from siammm.learn import checkpoint, distributed, results, run
 from siammm.learn.distributed import Context
 from siammm.learn.loop import Interrupted, Listener, Silent, Trained, Training
+from siammm.learn.networks import CONV_SMALL
 from siammm.learn.progress import TrainingProgress, described
 from siammm.learn.run import RunFolder
 from siammm.presets import check_settings, setting_homes, with_settings
@@ -135,6 +136,12 @@ def announce(config: TrainConfig, source: Source, context: Context, console: Con
     )
     if source.note is not None:
         console.print(escape(source.note), style="yellow")
+    if context.device.type == "cpu" and config.network.backbone != CONV_SMALL:
+        console.print(
+            f"There is no GPU here, and {escape(config.network.backbone)} may take days; --preset laptop is a first "
+            "look in minutes.",
+            style="yellow",
+        )
 
 
 def show(training: Training, trained: Trained, output: Path, console: Console) -> None:
@@ -158,7 +165,8 @@ def show(training: Training, trained: Trained, output: Path, console: Console) -
         console.print(cluster_table(sizes, concentration, "concentration", trained.labels, named))
         if labels is not None:
             console.print(score_table(clustering_scores(labels, trained.labels)))
-    console.print(f"Everything is in [bold]{escape(str(output))}[/].")
+    seen = "" if trained.mixture is None else f" See it: [bold cyan]siammm report {escape(shlex.quote(str(output)))}[/]"
+    console.print(f"Everything is in [bold]{escape(str(output))}[/].{seen}", soft_wrap=True)
 
 
 def _source(config: TrainConfig, data: str) -> Source:
