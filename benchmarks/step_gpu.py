@@ -8,7 +8,8 @@ case is a process of its own with a time limit, and its result is kept at once a
 the median of three windows, by the clock, with the device idle before and after each window and no wait within.
 
 lightly's BYOL is what its documentation shows for CIFAR-10 (heads of 1,024, no blur), with the same ResNet-18, bf16
-autocast, channels-last, batch 512 and 16 loader workers (``pip install --no-deps --target carry/site lightly ...``).
+autocast, channels-last, batch 512 and 16 loader workers. It needs torchvision, and two packages that need nothing else:
+``pip install --no-deps --target carry/site lightly==1.6.0 lightning-utilities``.
 """
 
 from __future__ import annotations

@@ -185,7 +185,8 @@ def test_a_file_is_never_lost(made: Path, here: Path, capsys: pytest.CaptureFixt
 def test_what_is_no_encoder(
     make: Any, message: str, made: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in refused(["embed", str(make(made, here)), "--device", "cpu"], capsys)
+    images = str(made.parent / "images")
+    assert message in refused(["embed", str(make(made, here)), "--data", images, "--device", "cpu"], capsys)
 
 
 def test_models_have_no_embeddings_and_no_images(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,10 +141,13 @@ def test_nothing_of_a_user_is_lost(made: Path, here: Path, capsys: pytest.Captur
     assert main(command) == 0
     assert "is not empty; choose another --output, or add --overwrite" in refused(command, capsys)
     card = here / "out" / names.CARD
-    card.write_text(card.read_text("utf-8") + "Licence: mine.\n", "utf-8")
-    assert main([*command, "--overwrite"]) == 0
-    assert "had been edited, and was kept" in capsys.readouterr().out
-    assert card.read_text("utf-8").endswith("Licence: mine.\n")
+    # As an editor of another system leaves it; and kept also where no encoder is exported.
+    edited = card.read_bytes() + "Licence: mine, née yours.\r\n".encode("latin-1")
+    card.write_bytes(edited)
+    for formats in ("encoder", "tables"):
+        assert main([*command, "--overwrite", "--formats", formats]) == 0
+        assert "had been edited, and was kept" in capsys.readouterr().out
+        assert card.read_bytes() == edited
     (here / "out" / "notes.txt").write_text("mine")
     assert "holds 'notes.txt', which is no part of an earlier result" in refused([*command, "--overwrite"], capsys)
     assert (here / "out" / "notes.txt").read_text() == "mine"

@@ -14,6 +14,7 @@ import torch
 from siammm.cli import main, parse
 from siammm.config import ReportConfig
 from siammm.report import thumbnails
+from siammm.report.gather import gather
 from siammm.report.progress import open_page
 from tests.data.image_sets import write_npz
 from tests.report.made_runs import made_run, small_set, trained_run
@@ -121,6 +122,22 @@ def test_a_folder_that_is_not_ours(here: Path, tmp_path: Path, capsys: pytest.Ca
     assert "holds 'thesis.tex', which is no part of an earlier result" in capsys.readouterr().err
     assert (here / "r_files" / "thesis.tex").read_text() == "mine"
     assert not (here / "r.html").exists()
+
+
+def test_what_is_put_beside_the_page_meanwhile_stays(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = here / "r_files"
+    beside.mkdir()
+    (beside / "sheet-2.webp").write_bytes(b"of an earlier report")
+
+    def slowly(*arguments: Any) -> Any:
+        (beside / "thesis.tex").write_text("mine")
+        return gather(*arguments)
+
+    monkeypatch.setattr("siammm.commands.report.gather", slowly)
+    assert report(made_run(tmp_path, n=20), "--output", "r.html", "--overwrite") == 0
+    assert [path.name for path in beside.iterdir()] == ["thesis.tex"]
 
 
 def test_a_size_for_thumbnails(run: Path, here: Path) -> None:

@@ -247,6 +247,10 @@ def test_the_page_shows_the_table_of_the_package() -> None:
     assert references.markdown() in (ROOT / "docs" / "speed.md").read_text("utf-8")
 
 
+def test_every_preset_has_a_set_of_images() -> None:
+    assert workload.N_IMAGES.keys() == PRESETS.keys()
+
+
 def test_references_are_of_presets_and_their_sources_exist() -> None:
     for reference in references.REFERENCES:
         assert reference.preset in PRESETS

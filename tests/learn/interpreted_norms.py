@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from siammm.learn import norm_kernels
 from siammm.learn.fused import fused, normalised
 from siammm.learn.networks import build_backbone
 
@@ -32,6 +33,8 @@ def check(name: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
 
 
 # Channels that fill no tile, fill one, need several; groups of one row tile and of many; a mean far above the spread.
+# Partial sums are added up a few at a time, so that there are several times.
+norm_kernels._ROWS_AT_ONCE = 4
 cases = [
     ((8, 24, 3, 3), 2, torch.float32),
     ((12, 130), 3, torch.float32),
@@ -91,8 +94,24 @@ for shape, groups, dtype in cases:
         assert plain.running_var is not None
         check(f"running mean, {label}", layer.running_mean, plain.running_mean, 1e-5)
         check(f"running variance, {label}", layer.running_var, plain.running_var, 1e-4)
+        assert layer.num_batches_tracked is not None
+        check(f"batches, {label}", layer.num_batches_tracked, torch.tensor(groups), 0.0)
+
+# What is not a number is not hidden by the ReLU; the other group knows nothing of it.
+for value in (float("nan"), float("inf")):
+    x = torch.randn(8, 16)
+    x[1, 3] = value
+    y = normalised(x, nn.BatchNorm1d(16), 2, relu=True)
+    check(f"where {value} goes", y.isnan().any(dim=0), torch.arange(16) == 3, 0.0)
+    check(f"where {value} does not go", y[4:].isfinite().all(), torch.tensor(True), 0.0)
+
+# A ReLU that would write over what is kept for the way back.
+piece = fused(nn.Sequential(nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16)), nn.ReLU(inplace=True)))
+assert piece is not None
+piece(torch.randn(8, 4), 2).sum().backward()
 
 # A whole network, by the kernels and by torch.
+norm_kernels._ROWS_AT_ONCE, norm_kernels._FEW = 64, 128  # the interpreter is quicker with few programs
 torch.manual_seed(0)
 network = build_backbone("resnet18", image_size=8, zero_init_residual=False)
 twin = copy.deepcopy(network)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,20 @@ def test_one_batch_of_two_views_is_two_batches(backbone: str) -> None:
             torch.testing.assert_close(one.grad, two.grad, rtol=1e-7, atol=1e-9)
     for (name, one), (_, two) in zip(plain.named_buffers(), joined.named_buffers(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_a_copy_has_layers_of_its_own() -> None:
+    model = network("conv-small")
+    assert model.fuse()
+    x_1, x_2 = torch.randn(2, 6, 3, 16, 16).unbind()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert copied.fuse()
+        copied(x_1, x_2).v_1.sum().backward()
+        assert all(p.grad is not None for p in copied.encoder.parameters())
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert copy.deepcopy(model)._fused == {}
 
 
 def test_evaluation_is_untouched() -> None:

@@ -56,7 +56,16 @@ def test_a_gpu_trains_as_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")
 def test_a_compiled_step_trains_as_one_that_is_not() -> None:
-    np.testing.assert_allclose(losses("cuda", compile=True), losses("cuda"), atol=2e-2)
+    np.testing.assert_allclose(losses("cuda", compile=True, fused=False), losses("cuda", fused=False), atol=2e-2)
+
+
+def test_both_views_in_one_batch_train_as_each_by_itself() -> None:
+    np.testing.assert_allclose(losses("cuda", fused=True), losses("cuda", fused=False), atol=2e-2)
+
+
+def test_a_captured_step_in_parts_trains_as_an_uncaptured_one() -> None:
+    settings = {"fused": True, "accumulate": 2}
+    np.testing.assert_allclose(losses("cuda", **settings), losses("cuda", captured=False, **settings), atol=5e-3)
 
 
 def test_streamed_images_train_as_resident_ones() -> None:

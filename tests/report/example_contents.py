@@ -279,6 +279,7 @@ def _comparison(example: Example, members: list[np.ndarray], draw: np.random.Gen
         clusters=[
             {
                 "cluster": i,
+                "n_shared": len(mine),
                 "others": [(i % k, len(mine) - len(mine) // 4), ((i + 1) % k, len(mine) // 4)],
             }
             for i, mine in enumerate(members)

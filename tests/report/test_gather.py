@@ -136,6 +136,15 @@ def test_what_is_not_finite(tmp_path: Path) -> None:
     assert contents["curves"]["loss"] == [(1.0, 2.0)]
 
 
+def test_clusters_that_are_chance(tmp_path: Path) -> None:
+    folder = made_run(tmp_path, n=60)
+    rewrite(folder, probability=[0.21] * 60)
+    notes = gather(opened(folder), GatherSettings()).contents["notes"]
+    assert any("hardly different" in note and "at most 0.21, where chance is 0.20" in note for note in notes)
+    rewrite(folder, probability=[0.21] * 29 + [0.4] * 31)
+    assert not any("hardly different" in note for note in gather(opened(folder), GatherSettings()).contents["notes"])
+
+
 def test_identical_images(tmp_path: Path) -> None:
     folder = made_run(tmp_path, n=50, k=2)
     np.save(folder / run_files.EMBEDDINGS, np.tile(np.eye(1, 16, dtype=np.float16), (50, 1)))
@@ -175,7 +184,7 @@ def test_many_images_are_drawn_from(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     named = {row for c in contents["clusters"] for row in [*c["central"], *c["boundary"], *c["outliers"], *c["sample"]]}
     assert named <= set(range(len(contents["images"]["id"])))
     assert len(contents["images"]["id"]) < 900
-    assert any("of 900 images, drawn at random; `siammm explore` shows all" in note for note in contents["notes"])
+    assert any("of 900 images: those that stand for a cluster, and a random sample;" in n for n in contents["notes"])
 
 
 def test_counts_leave_room() -> None:
@@ -319,7 +328,7 @@ def test_what_is_no_finished_run(tmp_path: Path, trained: Path) -> None:
         (tmp_path / "empty", "is no run folder: it has no config.json"),
         (spoilt("clustered", "config.json", "encoder.safetensors"), "was written by siammm cluster"),
         (spoilt("unfinished", "encoder.safetensors"), "has not finished; go on with: siammm train --resume"),
-        (spoilt("plain", "mixture.safetensors"), "found no clusters to show"),
+        (spoilt("plain", "mixture.safetensors"), "has no clusters to show, because it was trained without a mixture"),
         (spoilt("torn", "assignments.parquet"), "assignments.parquet cannot be read"),
     ):
         with pytest.raises(ValueError, match=message):

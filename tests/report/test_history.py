@@ -109,6 +109,15 @@ def test_curves() -> None:
     assert (long[0][0], long[-1][0]) == (1, 10_000)
 
 
+def test_the_curve_of_clusters_ends_at_what_was_found(found: Assigned) -> None:
+    rows = [{"epoch": 1, "n_clusters": 9}, {"epoch": 2, "n_clusters": 7}]
+    settled = history.curves_of(dataclasses.replace(found, metrics=rows))["n_clusters"]
+    assert settled == [(1.0, 9.0), (2.0, 7.0), (float(found.config.optimisation.epochs), 3.0)]
+    rows[-1]["n_clusters"] = 3
+    assert history.curves_of(dataclasses.replace(found, metrics=rows))["n_clusters"] == [(1.0, 9.0), (2.0, 3.0)]
+    assert history.curves_of(dataclasses.replace(found, metrics=[{"epoch": 1, "loss": 1.0}])) == {"loss": [(1.0, 1.0)]}
+
+
 def test_what_a_run_is(tmp_path: Path) -> None:
     run = history.described(read_assigned(made_run(tmp_path, n=20, k=2)), data="here", image_size=8)
     assert (run["name"], run["n_images"], run["n_clusters"], run["seconds"]) == ("made", 20, 2, 3.0)

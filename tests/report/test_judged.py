@@ -37,10 +37,10 @@ def run(tmp_path: Path) -> OpenRun:
 # -- evaluations
 
 
-def write_evaluation(folder: Path, path: Path | None, *, seen: bool = False) -> Path:
+def write_evaluation(folder: Path, path: Path | None, *, seen: bool = False, **subject: Any) -> Path:
     figures = {"top-1": Figure.of([0.5, 0.75]), "<b>": Figure.of([0.25])}
     found = Evaluation(
-        subject={"name": "run", "path": str(path)} if path else {"name": "run"},
+        subject={"name": "run", **({"path": str(path)} if path else {}), **subject},
         data={},
         test_images={"seen": seen, "why": "A tenth was held out."},
         seeds=[0, 1],
@@ -71,6 +71,35 @@ def test_an_evaluation_of_another_run(run: OpenRun, here: Path) -> None:
     contents = gather(run, GatherSettings(evaluation=folder)).contents
     assert len(contents["figures"]) == 2
     assert any("shown all the same" in note for note in contents["notes"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_shown"),
+    [
+        ({}, True),
+        ({"n_clusters": 6}, False),
+        ({"epochs": 200}, False),
+        ({"random_state": 1}, False),
+        ({"trained_on": {"fingerprint": "of other images"}}, False),
+        ({"trained_on": None}, True),
+    ],
+)
+def test_an_evaluation_of_what_lay_there_before(
+    changed: dict[str, Any], is_shown: bool, run: OpenRun, here: Path
+) -> None:
+    """A run that was trained anew has the path of the one before it, and not its figures."""
+    config = run.found.config
+    same = {
+        "n_clusters": 5,
+        "epochs": config.optimisation.epochs,
+        "random_state": config.run.random_state,
+        "trained_on": {"data": "made", "fingerprint": run.found.facts["fingerprint"]},
+    }
+    folder = write_evaluation(here / "made-evaluation", run.found.path.resolve(), **(same | changed))
+    contents = gather(run, GatherSettings()).contents
+    assert bool(contents["figures"]) is is_shown
+    assert any("is of an earlier run of this name" in note for note in contents["notes"]) is not is_shown
+    assert gather(run, GatherSettings(evaluation=folder)).contents["figures"], "who names it wants it"
 
 
 def test_what_is_missing_is_asked_for(run: OpenRun) -> None:
@@ -136,6 +165,12 @@ def test_the_worst_of_many(run: OpenRun, here: Path, monkeypatch: pytest.MonkeyP
     assert "Of 9 suspect labels the 3 worst are shown." in contents["notes"]
 
 
+def test_labels_that_were_made_wrong_on_purpose(run: OpenRun, here: Path) -> None:
+    write_audit(here / "made-audit", ["7", "3", "9"], planted=[False, True, False], probability=[0.1, 0.1, 0.9])
+    notes = gather(run, GatherSettings()).contents["notes"]
+    assert any("made some labels wrong on purpose (--plant)" in note for note in notes)
+
+
 def test_an_audit_of_a_run_without_labels(tmp_path: Path, here: Path) -> None:
     run = opened(made_run(tmp_path, n_labels=0))
     write_audit(here / "made-audit", ["7", "3", "9"])
@@ -184,7 +219,7 @@ def test_a_real_audit(tmp_path: Path, here: Path) -> None:
 
 
 def test_a_comparison(tmp_path: Path, run: OpenRun) -> None:
-    other = made_run(tmp_path, name="other", k=3, seed=1)
+    other = made_run(tmp_path, name="other", k=3, seed=1, pixels=np.load(tmp_path / "made-images.npy"))
     contents = gather(run, GatherSettings(compare=other)).contents
     check_contents(contents, run)
     comparison = contents["comparison"]
@@ -202,8 +237,32 @@ def test_a_comparison(tmp_path: Path, run: OpenRun) -> None:
         counts = [count for _, count in matching["others"]]
         assert counts == sorted(counts, reverse=True)
         assert sum(counts) == contents["clusters"][matching["cluster"]]["size"], "three others are all shown"
+        assert matching["n_shared"] == sum(counts)
         for k, count in matching["others"]:
             assert count == ((mine == matching["cluster"]) & (theirs == k)).sum()
+
+
+def test_a_cluster_that_is_in_many_of_the_other(tmp_path: Path) -> None:
+    """Shares are of all its images, not of those in the few clusters that are listed."""
+    run = opened(made_run(tmp_path, n=200, k=1))
+    other = made_run(tmp_path, name="other", k=12, seed=1, pixels=np.load(tmp_path / "made-images.npy"))
+    comparison = gather(run, GatherSettings(compare=other)).contents["comparison"]
+    assert comparison is not None
+    (matching,) = comparison["clusters"]
+    assert matching["n_shared"] == 200
+    assert len(matching["others"]) == 6
+    assert sum(count for _, count in matching["others"]) < 200
+
+
+def test_numbers_are_no_names(tmp_path: Path, run: OpenRun) -> None:
+    """Rows of another array have the same numbers, and are other images."""
+    other = made_run(tmp_path, name="other", seed=1)
+    contents = gather(run, GatherSettings(compare=other)).contents
+    check_contents(contents, run)
+    comparison = contents["comparison"]
+    assert comparison is not None
+    assert (comparison["n_shared"], comparison["scores"], comparison["clusters"]) == (0, [], [])
+    assert "The run other is of other images, so clusters cannot be matched." in contents["notes"]
 
 
 def test_a_run_beside_itself(run: OpenRun) -> None:

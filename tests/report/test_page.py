@@ -105,6 +105,13 @@ def test_clusters_are_sorted_and_searched(report: Watched):
     report.until("document.querySelectorAll('#section-clusters li').length === 12")
 
 
+@pytest.mark.parametrize("address", ["clusters?sort=constructor", "clusters?sort=__proto__", "tree?k=x"])
+def test_an_address_may_hold_anything(report: Watched, address: str):
+    page = report.visit(f"#/{address}")
+    assert page.locator("#main h1:visible").count() == 1
+    report.check()
+
+
 def test_a_cluster_opens_steps_and_closes_by_keys(report: Watched):
     page = report.visit("#/clusters?sort=number")
     page.focus("#section-clusters a.card[data-cluster='0']")
@@ -293,6 +300,14 @@ def test_the_selected_suspects_are_downloaded(report: Watched):
     assert "Download all 40" in page.inner_text("#section-suspects .primary")
 
 
+def test_no_cell_is_a_formula(report: Watched):
+    page = report.visit("#/suspects")
+    for start in "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20":
+        cell = page.evaluate("text => csvField(text)", f"{start}1")
+        assert cell.lstrip('"').startswith("'"), ascii(start)
+    assert page.evaluate("csvField(-1)") == "-1", "a number is a number"
+
+
 def test_the_comparison_is_shown(report: Watched):
     page = report.visit("#/comparison")
     text = page.inner_text("#section-comparison")
@@ -406,6 +421,8 @@ def test_a_run_without_labels_or_more_is_shown(browser, folder: Path):
     page = watched.page
     assert page.inner_text("h1").replace("\xa0", " ") == "1 cluster in 3 images"
     assert page.locator("#nav a").count() == 3
+    watched.until("document.querySelector('#section-overview').innerText.includes('no labels to measure by')")
+    assert page.evaluate("[11488, 11508, 20000].map(tickText)") == ["11.488k", "11.508k", "20k"]
     watched.visit("#/clusters?cluster=0")
     assert "siammm audit" in watched.visit("#/suspects").inner_text("#section-suspects")
     watched.check()

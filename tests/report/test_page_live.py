@@ -122,6 +122,30 @@ def test_all_images_of_a_cluster_are_paged(report: Watched):
     report.check()
 
 
+def test_an_answer_in_another_order_is_dropped(report: Watched):
+    """Whoever changes the order while images are on their way sees those of the new order, and no others."""
+    page = report.visit("#/clusters?cluster=1")
+    page.evaluate(
+        """() => {
+          const ask = window.fetch;
+          window.fetch = async (path, options) => {
+            if (String(path).includes("order=central")) await new Promise((done) => setTimeout(done, 400));
+            return ask(path, options);
+          };
+        }"""
+    )
+    page.get_by_role("button", name="Show all images").click()
+    page.get_by_label("Most outlying first").check()
+    page.wait_for_timeout(700)
+    first = page.evaluate("fetch('cluster/1?limit=60&order=outlying').then((answer) => answer.json())")
+    shown = page.locator("[aria-label='All images of the cluster'] button")
+    assert shown.count() == len(first["images"])
+    assert first["images"][0]["id"] in (shown.first.get_attribute("aria-label") or "")
+    page.keyboard.press("Escape")
+    page.reload()
+    report.check()
+
+
 def test_a_phone_fits_the_search(report: Watched):
     page = report.visit("#/search")
     page.set_viewport_size(PHONE)

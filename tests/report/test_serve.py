@@ -283,6 +283,16 @@ def test_nonsense_is_refused_in_a_sentence(path: str, client: Client) -> None:
     assert headers["X-Content-Type-Options"] == "nosniff"
 
 
+def test_what_follows_a_question_is_no_question(client: Client) -> None:
+    """A body that nobody asked for is not taken for the next request."""
+    second = f"GET /find?query=hidden HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n"
+    first = f"GET /find?query=a HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nContent-Length: {len(second)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", client.port), timeout=10) as sender:
+        sender.sendall((first + second).encode())
+        answer = b"".join(iter(lambda: sender.recv(65536), b""))
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
 def test_a_browser_that_goes_away(client: Client, capfd: pytest.CaptureFixture[str]) -> None:
     for message in (b"", b"GET / HTTP/1.1\r\nHost: 127", f"POST /search HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n"
                     f"X-Siammm-Token: {client.token}\r\nContent-Length: 100\r\n\r\nxx".encode()):  # fmt: skip

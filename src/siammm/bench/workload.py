@@ -34,8 +34,11 @@ from siammm.learn.loop import Training, build_network
 from siammm.learn.optim import learning_rate, momentum_at
 from siammm.presets import with_settings
 
-N_IMAGES = {"cifar": 50_000, "tiny": 100_000, "demo": 1_797, "imagenet-100": 1_281_167, "imagenet-200": 1_281_167}
-"""The images of the set that each preset is for."""
+N_IMAGES = {
+    "cifar": 50_000, "tiny": 100_000, "laptop": 5_000, "demo": 1_797, "imagenet-100": 1_281_167,
+    "imagenet-200": 1_281_167,
+}  # fmt: skip
+"""The images of the set that each preset is for; of a laptop's, a folder of some size."""
 _SIZES = {"cifar": 32, "tiny": 64, "demo": 8}
 
 # Made-up images take at most this much memory: more would not change the time of a step.

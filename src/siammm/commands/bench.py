@@ -74,7 +74,15 @@ def _measured(config: BenchConfig, name: PresetName, machine: Machine, device: t
     with _Progress(name) as progress, warnings.catch_warnings():
         # torch's compiler gives advice, and imports what torch itself calls outdated.
         warnings.simplefilter("ignore")
-        return measure(train, machine, device, batch_size=config.batch_size, seconds=seconds, on_part=progress.on_part)
+        try:
+            return measure(
+                train, machine, device, batch_size=config.batch_size, seconds=seconds, on_part=progress.on_part
+            )
+        except torch.OutOfMemoryError as error:
+            raise InputError(
+                f"The clustering of {name} does not fit into the memory of {device}; use a smaller --preset, or "
+                "--device cpu."
+            ) from error
 
 
 class _Progress:

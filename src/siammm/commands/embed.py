@@ -83,6 +83,8 @@ def _opened(config: EmbedConfig, device: torch.device) -> tuple[FinishedRun | Im
     if scheme in ("timm", "torchvision") and ":" in config.subject:
         if config.what == "embeddings":
             raise InputError(f"{config.subject} has features, and only a run has embeddings; leave --what out.")
+        if config.data is None:  # before weights are fetched for nothing
+            raise InputError(f"{config.subject} does not bring images with it; give some with --data.")
         subject = open_subject(config.subject, image_size=config.image_size, device=device)
         assert isinstance(subject, ImageSubject), "a table has no scheme"
         return subject, "features"

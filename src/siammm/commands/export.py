@@ -17,7 +17,7 @@ from siammm.data.folders import check_new_folder, new_folder
 from siammm.data.loader import Loader
 from siammm.errors import InputError, SiamMMError
 from siammm.export import hub, names
-from siammm.export.encoder import chosen_encoder, kept_card, write_encoder
+from siammm.export.encoder import chosen_encoder, kept_card, write_card, write_encoder
 from siammm.export.encoding import Encoded, FinishedRun, encoded, open_images, open_run, run_rows
 from siammm.export.onnx_file import missing_packages, write_onnx
 from siammm.export.progress import Bar
@@ -108,6 +108,10 @@ def _write(exporting: _Exporting, folder: Path, card: str | None) -> None:
     if "encoder" in exporting.formats:
         exporting.bar.show("encoder")
         _write_encoder(exporting, folder, card)
+    elif card is not None:
+        write_card(folder, card)  # without an encoder it is of no use to us, but it is somebody's work
+    if card is not None:
+        exporting.lines.append(f"{names.CARD} had been edited, and was kept.")
 
 
 def _pass(exporting: _Exporting, data: str | None, spool: Path) -> tuple[Loader, Encoded]:
@@ -195,8 +199,6 @@ def _write_encoder(exporting: _Exporting, folder: Path, card: str | None) -> Non
             f"[bold]encoder[/]  the {choice} backbone as timm's {escape(timm_model.architecture)}, "
             f"{own.network.encoder.num_features:,} features{repeat}; fill in {names.CARD} before you share it"
         )
-    if card is not None:
-        exporting.lines.append(f"{names.CARD} had been edited, and was kept.")
 
 
 def _onnx_line(exporting: _Exporting, scaled: bool) -> str:

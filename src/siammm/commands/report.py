@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
 from pathlib import Path
 from urllib.parse import quote
 
@@ -108,9 +108,12 @@ def _write(gathered: Gathered, output: Path, beside: Path, *, overwrite: bool) -
                 for name, data in gathered.beside.items():
                     (folder / name).write_bytes(data)
         write_whole(output, text)
-        # Of an earlier report that needed more; anything else in that folder was refused before.
-        if not gathered.beside and beside.is_dir():
-            shutil.rmtree(beside)
+        # Those of an earlier report that needed more, and nothing else.
+        if not gathered.beside and overwrite:
+            for name in _sheets_in(beside):
+                (beside / name).unlink()
+            with contextlib.suppress(OSError):  # where there is none, or more than sheets in it
+                beside.rmdir()
     except OSError as error:
         raise InputError(
             f"The output {output} cannot be written ({one_line(error)}); choose another --output."

@@ -116,8 +116,18 @@ def is_edited(text: str) -> bool:
     return seal is None or seal[1] != _digest(text[: seal.start()])
 
 
+def as_text(content: bytes) -> str:
+    """A card as it lies on the disk: an editor may have left any bytes and ends of lines in it, which are kept."""
+    return content.decode("utf-8", "surrogateescape")
+
+
+def as_bytes(text: str) -> bytes:
+    """What ``as_text`` was given."""
+    return text.encode("utf-8", "surrogateescape")
+
+
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+    return hashlib.sha256(as_bytes(text)).hexdigest()
 
 
 def as_code(name: str) -> str:

@@ -20,10 +20,11 @@ from safetensors.torch import save_file
 from siammm import __version__
 from siammm.config import TrainConfig
 from siammm.data.augment import clean_side
+from siammm.data.wording import one_line
 from siammm.errors import InputError
 from siammm.export import names
 from siammm.export.as_timm import TimmModel, as_timm, repeated
-from siammm.export.card import data_name, is_edited, model_card
+from siammm.export.card import as_bytes, as_text, data_name, is_edited, model_card
 from siammm.export.encoding import FinishedRun
 from siammm.learn import results, run
 from siammm.learn.networks import Encoder
@@ -58,7 +59,7 @@ def write_encoder(
         make_readable(folder / names.WEIGHTS)
     text = json.dumps(_config(own, timm_model, encoder), indent=2)
     (folder / names.CONFIG).write_text(text + "\n", encoding="utf-8")
-    (folder / names.CARD).write_text(card or model_card(own, timm_model, choice), encoding="utf-8")
+    write_card(folder, card or model_card(own, timm_model, choice))
     if timm_model is not None:
         _check(folder, encoder, own.view.size, timm_model)
     return timm_model
@@ -127,12 +128,20 @@ def _check(folder: Path, encoder: Encoder, size: int, timm_model: TimmModel) -> 
 
 def kept_card(folder: Path) -> str | None:
     """The model card in a folder, if somebody has edited it."""
-    path = folder / names.CARD
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        text = as_text((folder / names.CARD).read_bytes())
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise InputError(
+            f"The card {folder / names.CARD} cannot be read ({one_line(error)}) to be kept; choose another folder."
+        ) from error
     return text if is_edited(text) else None
+
+
+def write_card(folder: Path, text: str) -> None:
+    """Write a model card."""
+    (folder / names.CARD).write_bytes(as_bytes(text))
 
 
 def refuse_run_folder(folder: Path) -> None:

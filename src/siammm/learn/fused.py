@@ -54,14 +54,14 @@ def normalised(
         y = y if residual is None else y + residual
         return functional.relu(y) if relu else y
     assert layer.num_batches_tracked is not None
-    layer.num_batches_tracked.add_(groups)
-    if x.is_cuda or norm_kernels.interpreted():
-        return cast(Any, _Normalised).apply(
-            x, layer.weight, layer.bias, residual, layer.running_mean, layer.running_var, layer.momentum, layer.eps,
-            groups, relu,
-        )  # fmt: skip
     running = (layer.running_mean, layer.running_var)
     momentum = cast(float, layer.momentum)
+    if norm_kernels.available() and (x.is_cuda or norm_kernels.interpreted()):
+        return cast(Any, _Normalised).apply(
+            x, layer.weight, layer.bias, residual, (*running, layer.num_batches_tracked), momentum, layer.eps, groups,
+            relu,
+        )  # fmt: skip
+    layer.num_batches_tracked.add_(groups)
     parts = [
         functional.batch_norm(part, *running, layer.weight, layer.bias, True, momentum, layer.eps)
         for part in x.chunk(groups)
@@ -81,8 +81,7 @@ class _Normalised(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         residual: Tensor | None,
-        running_mean: Tensor,
-        running_var: Tensor,
+        running: tuple[Tensor, Tensor, Tensor],
         momentum: float,
         eps: float,
         groups: int,
@@ -91,7 +90,7 @@ class _Normalised(torch.autograd.Function):
         """The outputs; see ``norm_kernels.forward``."""
         rows = _rows(x)
         y, moments = norm_kernels.forward(
-            rows, weight, bias, None if residual is None else _rows(residual), (running_mean, running_var),
+            rows, weight, bias, None if residual is None else _rows(residual), running,
             momentum=momentum, eps=eps, groups=groups, relu=relu,
         )  # fmt: skip
         ctx.save_for_backward(rows, y if relu and residual is not None else None, moments, weight, bias)
@@ -112,7 +111,7 @@ class _Normalised(torch.autograd.Function):
             None if weight is None else d_weight.to(weight),
             None if bias is None else d_bias.to(bias),
             None if d_residual is None else _shaped(d_residual, grad),
-            None, None, None, None, None, None,
+            None, None, None, None, None,
         )  # fmt: skip
 
 
@@ -140,7 +139,10 @@ def _piece(module: nn.Module) -> Piece:
         return _norm(cast(nn.BatchNorm2d, module), relu=False)
     if kind is nn.Sequential:
         return _chain(list(module.children()))
-    if kind in _INDEPENDENT or kind is nn.ReLU or kind.__name__ == "SelectAdaptivePool2d":
+    if kind is nn.ReLU:
+        # Never in place: what it reads may be what our kernels keep for the way back.
+        return _plain(functional.relu)
+    if kind in _INDEPENDENT or kind.__name__ == "SelectAdaptivePool2d":
         return lambda x, groups: module(x)
     parts = getattr(module, "parts_in_order", None)
     if parts is not None:

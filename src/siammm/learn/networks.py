@@ -305,6 +305,10 @@ class SiameseNetwork(nn.Module):
         self._fused = cast(dict[str, Piece], pieces)
         return True
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: without what ``fuse`` made, which runs the layers of this very network."""
+        return super().__getstate__() | {"_fused": {}}
+
     def _both(self, name: str, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """What one of the networks makes of two batches, each a BatchNorm batch of its own."""
         network = cast(nn.Module, getattr(self, name))

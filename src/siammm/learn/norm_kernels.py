@@ -33,11 +33,21 @@ try:
 except ImportError:  # pragma: no cover - Triton comes with torch on Linux; elsewhere torch's own layers serve
     triton = None
 
-# Values in a tile: 32 for each thread of four warps.
+# Values in a tile: 32 for each thread of four warps, 16 for each of the eight of a program that sums up, which keeps
+# two sums for each: more would leave registers for few programs on a multiprocessor.
 _TILE = 4096
 _WIDEST = 128
-# Programs on the device at once: enough that every multiprocessor has several tiles on their way from memory.
-_PROGRAMS = 1056
+_WARPS, _SUM_WARPS = 4, 8
+# A product and a sum in one rounding, said because Triton's default is changing: the way back must round a product as
+# the way forward did, to find the ReLU open at the same places.
+_USUAL = {"num_warps": _WARPS, "enable_fp_fusion": True}
+_SUMMING = {"num_warps": _SUM_WARPS, "enable_fp_fusion": True}
+# Programs that sum up at once: about four for every multiprocessor of a large GPU, each with 8 kB on its way from
+# memory. Each leaves a row that another program has to read, so there are not more.
+_PROGRAMS = 512
+# Such rows, and channels of them, that are added up at a time: few channels, so that many programs share the work.
+_ROWS_AT_ONCE = 256
+_FEW = 16
 
 
 def available() -> bool:
@@ -55,7 +65,7 @@ def forward(
     weight_C: Tensor | None,
     bias_C: Tensor | None,
     residual_NC: Tensor | None,
-    running: tuple[Tensor, Tensor] | None,
+    running: tuple[Tensor, Tensor, Tensor] | None,
     *,
     momentum: float,
     eps: float,
@@ -64,29 +74,31 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """y = relu(BatchNorm(x) + residual) of each group by itself, and what ``backward`` needs of the statistics.
 
-    Rows are in the order of groups. Running mean and variance move towards each group in turn.
+    Rows are in the order of groups. ``running`` is the mean and variance, which move towards each group in turn, and
+    the number of batches so far, all of which the kernels write: nothing is left for a kernel of a few bytes.
     """
     n, channels = x_NC.shape
     rows = n // groups
+    if rows < 2 or n % groups:
+        raise ValueError(f"{n} rows are not {groups} equal groups of at least 2, which BatchNorm needs.")
     block_r, block_c, programs = _tiles(rows, channels, groups)
     columns = triton.cdiv(channels, block_c)
     partial = x_NC.new_empty((groups, programs, 2, channels), dtype=torch.float32)
     _sums[(columns, programs, groups)](
-        x_NC, partial, rows, channels, programs, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4
+        x_NC, partial, rows, channels, programs, BLOCK_R=block_r, BLOCK_C=block_c, **_SUMMING
     )
     moments_G2C = x_NC.new_empty((groups, 2, channels), dtype=torch.float32)
-    mean_C, var_C = running if running is not None else (moments_G2C, moments_G2C)
-    _moments[(columns,)](
-        x_NC, partial, moments_G2C, mean_C, var_C, rows, channels, momentum, eps, programs,
-        GROUPS=groups, TRACKED=running is not None, BLOCK_C=block_c, BLOCK_P=triton.next_power_of_2(programs),
-        num_warps=4,
+    mean_C, var_C, batches = running if running is not None else (moments_G2C,) * 3
+    _moments[(triton.cdiv(channels, _FEW),)](
+        x_NC, partial, moments_G2C, mean_C, var_C, batches, rows, channels, momentum, eps, programs,
+        GROUPS=groups, TRACKED=running is not None, BLOCK_C=_FEW, BLOCK_P=_ROWS_AT_ONCE, **_USUAL,
     )  # fmt: skip
     y_NC = torch.empty_like(x_NC)
     _apply[(triton.cdiv(rows, block_r), columns, groups)](
         x_NC, y_NC, residual_NC if residual_NC is not None else x_NC, moments_G2C,
         weight_C if weight_C is not None else moments_G2C, bias_C if bias_C is not None else moments_G2C,
         rows, channels, AFFINE=weight_C is not None, RESIDUAL=residual_NC is not None, RELU=relu,
-        BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4,
+        BLOCK_R=block_r, BLOCK_C=block_c, **_USUAL,
     )  # fmt: skip
     return y_NC, moments_G2C
 
@@ -117,13 +129,13 @@ def backward(
     partial = x_NC.new_empty((groups, programs, 2, channels), dtype=torch.float32)
     _gradient_sums[(columns, programs, groups)](
         dy_NC, x_NC, seen_NC, moments_G2C, weight, bias, partial, rows, channels, programs, **switches,
-        BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4,
+        BLOCK_R=block_r, BLOCK_C=block_c, **_SUMMING,
     )  # fmt: skip
     sums_G2C = torch.empty_like(moments_G2C)
     parameters_2C = x_NC.new_empty((2, channels), dtype=torch.float32)
-    _gradient_totals[(columns,)](
+    _gradient_totals[(triton.cdiv(channels, _FEW),)](
         partial, sums_G2C, parameters_2C, channels, programs,
-        GROUPS=groups, BLOCK_C=block_c, BLOCK_P=triton.next_power_of_2(programs), num_warps=4,
+        GROUPS=groups, BLOCK_C=_FEW, BLOCK_P=_ROWS_AT_ONCE, **_USUAL,
     )  # fmt: skip
     dx_NC = torch.empty_like(x_NC)
     # Where nothing is cut off, the residual's gradient is the output's own.
@@ -131,7 +143,7 @@ def backward(
     residual_NC = torch.empty_like(x_NC) if own else dy_NC if with_residual else None
     _gradient[(triton.cdiv(rows, block_r), columns, groups)](
         dy_NC, x_NC, seen_NC, moments_G2C, weight, bias, sums_G2C, dx_NC, residual_NC if own else dx_NC,
-        rows, channels, **switches, RESIDUAL=own, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4,
+        rows, channels, **switches, RESIDUAL=own, BLOCK_R=block_r, BLOCK_C=block_c, **_USUAL,
     )  # fmt: skip
     return dx_NC, parameters_2C[1], parameters_2C[0], residual_NC
 
@@ -178,17 +190,22 @@ def _sums(x, partial, rows, channels, programs, BLOCK_R: tl.constexpr, BLOCK_C: 
 
 
 @_jit
-def _added(partial, group, which, programs, channels, channel, BLOCK_P: tl.constexpr):
-    """The sum of all programs' partial sums, in the programs' order."""
-    program = tl.arange(0, BLOCK_P)
-    place = ((group * programs + program)[:, None] * 2 + which) * channels + channel[None, :]
-    exists = (program < programs)[:, None] & (channel < channels)[None, :]
-    return tl.sum(tl.load(partial + place, mask=exists, other=0.0), axis=0)
+def _added(partial, group, programs, channels, channel, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Both sums of all programs' partial sums, always in the same order."""
+    first = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
+    second = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
+    for start in range(0, programs, BLOCK_P):
+        program = start + tl.arange(0, BLOCK_P)
+        place = (group * programs + program)[:, None] * 2 * channels + channel[None, :]
+        exists = (program < programs)[:, None] & (channel < channels)[None, :]
+        first += tl.load(partial + place, mask=exists, other=0.0)
+        second += tl.load(partial + place + channels, mask=exists, other=0.0)
+    return tl.sum(first, axis=0), tl.sum(second, axis=0)
 
 
 @_jit
 def _moments(
-    x, partial, moments, running_mean, running_var, rows, channels, momentum, eps, programs,
+    x, partial, moments, running_mean, running_var, batches, rows, channels, momentum, eps, programs,
     GROUPS: tl.constexpr, TRACKED: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -199,9 +216,10 @@ def _moments(
     for group in range(GROUPS):
         first = x + tl.cast(group, tl.int64) * rows * channels + channel
         shift = tl.load(first, mask=inside, other=0.0).to(tl.float32)
-        mean = _added(partial, group, 0, programs, channels, channel, BLOCK_P) / rows
-        var = _added(partial, group, 1, programs, channels, channel, BLOCK_P) / rows - mean * mean
-        var = tl.maximum(var, 0.0)
+        total, squares = _added(partial, group, programs, channels, channel, BLOCK_P, BLOCK_C)
+        mean = total / rows
+        # Not a number stays so, here and below: what hides it hides that training has failed.
+        var = tl.maximum(squares / rows - mean * mean, 0.0, propagate_nan=tl.PropagateNan.ALL)
         mean += shift
         place = moments + group * 2 * channels + channel
         tl.store(place, mean, mask=inside)
@@ -212,6 +230,7 @@ def _moments(
     if TRACKED:
         tl.store(running_mean + channel, slow_mean, mask=inside)
         tl.store(running_var + channel, slow_var, mask=inside)
+        tl.store(batches, tl.load(batches) + GROUPS, mask=tl.program_id(0) == 0)
 
 
 @_jit
@@ -243,7 +262,7 @@ def _apply(
     if RESIDUAL:
         value += tl.load(residual + offset, mask=exists, other=0.0).to(tl.float32)
     if RELU:
-        value = tl.maximum(value, 0.0)
+        value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(y + offset, value.to(y.dtype.element_ty), mask=exists)
 
 
@@ -292,8 +311,7 @@ def _gradient_totals(
     all_total = tl.zeros((BLOCK_C,), dtype=tl.float32)
     all_products = tl.zeros((BLOCK_C,), dtype=tl.float32)
     for group in range(GROUPS):
-        total = _added(partial, group, 0, programs, channels, channel, BLOCK_P)
-        products = _added(partial, group, 1, programs, channels, channel, BLOCK_P)
+        total, products = _added(partial, group, programs, channels, channel, BLOCK_P, BLOCK_C)
         place = sums + group * 2 * channels + channel
         tl.store(place, total, mask=inside)
         tl.store(place + channels, products, mask=inside)

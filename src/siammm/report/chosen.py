@@ -17,7 +17,7 @@ MOST_ROWS = 20_000
 """Images that a page knows at most; a map of more is a blur, and the page would be slow."""
 
 _ROWS_AT_ONCE = 32_768
-# A border is where the second cluster has at least a third of what the first has more than it.
+# A border is where the shares of the first and the second cluster are nearer than this: 0.75 and 0.25, or nearer.
 _LARGEST_GAP = 0.5
 # An outlier is among the fifth of all images that the mixture finds least likely.
 _LEAST_OUTLIER = 0.8

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from siammm.data.wording import shown
 from siammm.evaluate.clustering import clustering_scores
 from siammm.report import history, judged
 from siammm.report.contents import Comparison, Matching
@@ -18,8 +19,7 @@ _MATCHES = 6
 def compare(found: Assigned, path: Path, notes: list[str]) -> Comparison:
     """Put another run beside one; images are the same where they have the same names."""
     other = read_assigned(path)
-    places = {name: at for at, name in enumerate(other.ids)}
-    at_N = np.array([places.get(name, -1) for name in found.ids], dtype=np.int64)
+    at_N = _places(found, other)
     shared = np.flatnonzero(at_N >= 0)
     scores: list[tuple[str, float]] = []
     clusters: list[Matching] = []
@@ -33,7 +33,7 @@ def compare(found: Assigned, path: Path, notes: list[str]) -> Comparison:
         ]
         clusters = _matchings(mine, theirs, found.n_clusters, other.n_clusters)
     else:
-        notes.append(f"The run {other.name} is of other images: no name is in both, so clusters cannot be matched.")
+        notes.append(f"The run {shown(other.name)} is of other images, so clusters cannot be matched.")
     about_other: list[str] = []
     return Comparison(
         name=other.name,
@@ -42,13 +42,24 @@ def compare(found: Assigned, path: Path, notes: list[str]) -> Comparison:
             data=printable(other.facts.get("data_path", other.config.data)),
             image_size=image_size_of(other),
         ),
-        curves=history.curves(other.metrics),
+        curves=history.curves_of(other),
         n_shared=len(shared),
         scores=scores,
         figures=judged.read_figures(other, None, about_other),
         clusters=clusters,
         other_sizes=np.bincount(other.cluster_N, minlength=other.n_clusters).tolist(),
     )
+
+
+def _places(found: Assigned, other: Assigned) -> np.ndarray:
+    """Where each image is in the other run, -1 where it is not there."""
+    places = {name: at for at, name in enumerate(other.ids)}
+    at_N = np.array([places.get(name, -1) for name in found.ids], dtype=np.int64)
+    same = found.facts.get("fingerprint") == other.facts.get("fingerprint")
+    # Rows that are numbered have the same names in every data set.
+    if not same and all(name.isdecimal() for name in found.ids):
+        at_N[:] = -1
+    return at_N
 
 
 def _matchings(mine: np.ndarray, theirs: np.ndarray, n_mine: int, n_theirs: int) -> list[Matching]:
@@ -59,4 +70,9 @@ def _matchings(mine: np.ndarray, theirs: np.ndarray, n_mine: int, n_theirs: int)
         cluster, other = divmod(int(pairs[at]), n_theirs)
         if len(others[cluster]) < _MATCHES:
             others[cluster].append((other, int(counts[at])))
-    return [Matching(cluster=cluster, others=matches) for cluster, matches in enumerate(others) if matches]
+    total_K = np.bincount(mine, minlength=n_mine).tolist()
+    return [
+        Matching(cluster=cluster, n_shared=total_K[cluster], others=matches)
+        for cluster, matches in enumerate(others)
+        if matches
+    ]

@@ -147,8 +147,10 @@ class Matching(TypedDict):
     """A cluster of this run and where its images are in the other."""
 
     cluster: int
+    n_shared: int
+    """Its images that the other run has too."""
     others: list[tuple[int, int]]
-    """Clusters of the other run and how many images they share, most first."""
+    """Clusters of the other run and how many images they share, most first; the smallest are left out."""
 
 
 class Comparison(TypedDict):

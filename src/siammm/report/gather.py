@@ -19,7 +19,7 @@ import siammm
 from siammm.report import chosen, comparison, history, judged, places, thumbnails, tree
 from siammm.report.chosen import Measured, Rows, Shown
 from siammm.report.contents import FORMAT, Cluster, Contents, Images
-from siammm.report.opened import OpenRun, Tell, n_set_aside
+from siammm.report.opened import Assigned, OpenRun, Tell, n_set_aside
 from siammm.report.places import MapMethod
 from siammm.report.plain import counted, number, numbers
 from siammm.report.thumbnails import Layout
@@ -27,6 +27,8 @@ from siammm.report.thumbnails import Layout
 _NEAREST = 8
 # Thumbnails of a sheet that is made while somebody waits for it.
 _THUMBNAILS_ASKED = 128
+# Clusters mean little where images are in theirs with less than so many times what chance gives.
+_DOUBTFUL = 1.5
 
 
 def quiet(what: str, done: int, total: int) -> None:
@@ -87,6 +89,7 @@ def gather(run: OpenRun, settings: GatherSettings, tell: Tell = quiet) -> Gather
     labels = judged.Labels(None if found.label_names is None else list(found.label_names))
     rows = Rows(found.n_images)
     measured = chosen.measure(run, tell)
+    _doubt(found, notes)
     clusters = _clusters(run, measured, chosen.choose(run, measured, seed=seed), rows)
     suspects = judged.read_suspects(found, settings.audit, labels, rows, notes)
     figures = judged.read_figures(found, settings.evaluation, notes)
@@ -100,8 +103,8 @@ def gather(run: OpenRun, settings: GatherSettings, tell: Tell = quiet) -> Gather
     image_M = rows.image_M
     if len(image_M) < found.n_images:
         notes.append(
-            f"The map shows {len(image_M):,} of {found.n_images:,} images, drawn at random"
-            + ("." if settings.live else "; `siammm explore` shows all of them.")
+            f"This page knows {len(image_M):,} of {found.n_images:,} images: those that stand for a cluster, and a "
+            + ("random sample." if settings.live else "random sample; `siammm explore` shows all of them.")
         )
     tell("drawing the map", 0, 0)
     place_M2, share, method = places.places(run.embedding_ND, image_M, settings.map, seed=seed)
@@ -116,7 +119,7 @@ def gather(run: OpenRun, settings: GatherSettings, tell: Tell = quiet) -> Gather
         version=siammm.__version__,
         run=history.described(found, data=run.data, image_size=run.image_size),
         label_names=labels.names,
-        curves=history.curves(found.metrics),
+        curves=history.curves_of(found),
         merge_rounds=history.merge_rounds(found),
         map_method=method,
         map_share=None if share is None else number(share, 4),
@@ -142,6 +145,17 @@ def gather(run: OpenRun, settings: GatherSettings, tell: Tell = quiet) -> Gather
     return Gathered(
         contents=contents, sheets=sheets, n_within=n_within, image_M=image_M, layout=layout, measured=measured
     )
+
+
+def _doubt(found: Assigned, notes: list[str]) -> None:
+    """Say so where images are hardly more in their own cluster than in others: then it is chance that shows."""
+    most = min(int(found.mixture.n_neighbours), found.n_clusters)
+    middle = float(np.median(found.probability_N))
+    if most > 1 and middle < _DOUBTFUL / most:
+        notes.append(
+            f"The clusters are hardly different from each other: half of the images are in theirs with a probability "
+            f"of at most {middle:.2f}, where chance is {1 / most:.2f}; train for longer, or on more images."
+        )
 
 
 def _clusters(run: OpenRun, measured: Measured, shown: list[Shown], rows: Rows) -> list[Cluster]:

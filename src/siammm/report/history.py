@@ -69,6 +69,15 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> Curves:
     return {name: _thinned(points) for name, points in found.items()}
 
 
+def curves_of(found: Assigned) -> Curves:
+    """The curves of a run. Clusters may settle after the last epoch: their number ends at that which was found."""
+    measured = curves(found.metrics)
+    points = measured.get("n_clusters")
+    if points and points[-1][1] != found.n_clusters:
+        points.append((number(found.config.optimisation.epochs), float(found.n_clusters)))
+    return measured
+
+
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     step = -(-len(points) // _POINTS)
     thin = points[::step] if step > 1 else points

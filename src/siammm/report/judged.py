@@ -49,6 +49,12 @@ def read_figures(found: Assigned, given: Path | None, notes: list[str]) -> list[
         notes.append(f"{sentence}; its figures are {'shown all the same' if given is not None else 'not shown'}.")
         if given is None:
             return []
+    elif given is None and _is_of_an_earlier(evaluation.subject, found):
+        notes.append(
+            f"The evaluation in {shown(printable(where))} is of an earlier run of this name, so its figures are not "
+            f"shown; make it again with `siammm evaluate {_named(found)} --overwrite`."
+        )
+        return []
     figures: list[Figure] = []
     for result in evaluation.results:
         for name, figure in result.figures.items():
@@ -65,6 +71,19 @@ def read_figures(found: Assigned, given: Path | None, notes: list[str]) -> list[
     if evaluation.test_images.get("seen") and evaluation.test_images.get("why"):
         notes.append(f"About the figures: {printable(evaluation.test_images['why'])}")
     return figures
+
+
+def _is_of_an_earlier(subject: dict[str, Any], found: Assigned) -> bool:
+    """Whether what was measured lay where this run lies now, but was another: trained anew, say."""
+    now = {
+        "n_clusters": found.n_clusters,
+        "epochs": found.config.optimisation.epochs,
+        "random_state": found.config.run.random_state,
+        "trained_on": found.facts.get("fingerprint"),
+    }
+    trained_on = subject.get("trained_on")
+    then = subject | {"trained_on": trained_on.get("fingerprint") if isinstance(trained_on, dict) else None}
+    return any(then.get(name) not in (None, value) for name, value in now.items())
 
 
 # -- suspects ----------------------------------------------------------------------------------------------------------
@@ -145,7 +164,12 @@ def read_suspects(
             f"{len(listed) - len(suspects):,} of {len(listed):,} suspects in {shown(printable(where))} are not images "
             "of this run, and are left out."
         )
-    elif table.num_rows > MOST_SUSPECTS:
+    if "planted" in table.column_names and pc.any(table.column("planted")).as_py():  # pyright: ignore[reportAttributeAccessIssue]
+        notes.append(
+            f"The audit in {shown(printable(where))} made some labels wrong on purpose (--plant), to see whether it "
+            "finds them: these are among the suspects."
+        )
+    if table.num_rows > MOST_SUSPECTS:
         notes.append(f"Of {table.num_rows:,} suspect labels the {MOST_SUSPECTS:,} worst are shown.")
     return suspects
 

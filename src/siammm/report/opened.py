@@ -132,8 +132,8 @@ def read_assigned(path: Path) -> Assigned:
         )
     if not (path / run.MIXTURE).is_file():
         raise InputError(
-            f"The run {shown(given)} found no clusters to show, because its method has none; give a run of another "
-            "--method."
+            f"The run {shown(given)} has no clusters to show, because it was trained without a mixture; train with "
+            "another --method or --cluster-loss."
         )
     mixture = VonMisesFisherMixture.load(path / run.MIXTURE)
     ids, columns, label_N, label_names = _read_table(path / run.ASSIGNMENTS)

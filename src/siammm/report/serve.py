@@ -20,6 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import torch
+
 from siammm.data.wording import one_line
 from siammm.errors import InputError, SiamMMError
 from siammm.report.live import MOST_AT_ONCE, MOST_BYTES, Explorer, Missing
@@ -116,6 +118,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self._post)
 
     def _answer(self, find: Callable[[], tuple[str, bytes]]) -> None:
+        # A body that is not read, or not yet, would be taken for the next request.
+        if self.command == "POST" or "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+            self.close_connection = True
         try:
             self._check_sender()
             kind, body = find()
@@ -128,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._fail(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         except (ConnectionError, TimeoutError):
             self.close_connection = True
-        except MemoryError:
+        except (MemoryError, torch.OutOfMemoryError):
             self._fail(HTTPStatus.INSUFFICIENT_STORAGE, "There is not enough memory for this; give a smaller picture.")
 
     # -- who asks -----------------------------------------------------------------------------------------------------
@@ -176,7 +181,6 @@ class _Handler(BaseHTTPRequestHandler):
                 raise Refused(HTTPStatus.NOT_FOUND, "There is nothing here by that name.")
 
     def _post(self) -> tuple[str, bytes]:
-        self.close_connection = True  # what is refused before it is read would be taken for the next request
         if urlsplit(self.path).path != "/search" or self.server.explorer is None:
             raise Refused(HTTPStatus.NOT_FOUND, "There is nothing here by that name.")
         if not secrets.compare_digest(self.headers.get(TOKEN_HEADER, "").encode(), self.server.token.encode()):

@@ -31,7 +31,7 @@ function logTicks(low, high) {
 }
 
 const tickText = (value) =>
-  Math.abs(value) >= 10000 ? `${figure(value / 1000)}k` : String(Number(value.toPrecision(3))).replace("-", "\u2212");
+  Math.abs(value) >= 10000 ? `${Number((value / 1000).toPrecision(5))}k` : String(Number(value.toPrecision(3))).replace("-", "\u2212");
 
 /** A scale from values to pixels, of one of two kinds. */
 function scale(low, high, from, to, log = false) {
@@ -59,7 +59,8 @@ function axes(svg, x, y, width, height, yTicks = 4) {
       el("text", { class: "tick", x: PLOT.left - 8, y: at + 4, "text-anchor": "end" }, tickText(value)),
     );
   }
-  for (const value of x.ticks(Math.max(2, Math.floor(width / 110)))) {
+  // Across go epochs or images: there is no half of one.
+  for (const value of x.ticks(Math.max(2, Math.floor(width / 110))).filter((one) => Math.abs(one % 1) < 1e-9)) {
     svg.append(el("text", { class: "tick", x: x(value), y: height - 6, "text-anchor": "middle" }, tickText(value)));
   }
 }
@@ -141,8 +142,8 @@ function lineChart({ title, lines, marks = [], log = false, height = 190, words 
         const found = line.points.findLast(([at]) => at <= epoch) ?? line.points[0];
         return drawn.length > 1 ? `${line.name} ${figure(found[1])}` : figure(found[1]);
       });
-      const mark = marks.find(([at]) => at === epoch);
-      readout.textContent = [`epoch ${figure(epoch)}`, ...parts, ...(mark ? [mark[2]] : [])].join(" \u00b7 ");
+      const here = marks.filter(([at]) => at === epoch).map(([, , text]) => text);
+      readout.textContent = [`epoch ${figure(epoch)}`, ...parts, ...here].join(" \u00b7 ");
     };
     const leave = () => {
       cross.setAttribute("visibility", "hidden");

@@ -17,7 +17,7 @@ const LABEL_ORDERS = new Set(["purity", "impurity", "label"]);
 const collator = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
 
 function sortedClusters(order, keys) {
-  const [, value] = ORDERS[order] ?? ORDERS.size;
+  const [, value] = ORDERS[order];
   const values = new Map(keys.map((i) => [i, value(clusters[i], i)]));
   return keys.sort((a, b) => {
     const [x, y] = [values.get(a), values.get(b)];
@@ -118,11 +118,13 @@ sections.set("clusters", {
     );
     themeWatchers.add(() => grid.rebuild());
     this.update = (params) => {
-      const [q, by] = [params.get("q") ?? "", params.get("sort") ?? "size"];
+      // An address may hold anything, also what every object has, such as "constructor".
+      const asked = params.get("sort");
+      const [q, by] = [params.get("q") ?? "", Object.hasOwn(ORDERS, asked) ? asked : "size"];
       if (q === query && by === order) return;
       [query, order] = [q, by];
       if (document.activeElement !== search) search.value = q;
-      sort.value = by in ORDERS ? by : "size";
+      sort.value = by;
       shownClusters = sortedClusters(by, matchingClusters(q));
       total.textContent = q ? `${count(shownClusters.length)} of ${count(clusters.length)}` : count(clusters.length);
       empty.hidden = shownClusters.length > 0;
@@ -194,20 +196,24 @@ function meterPair(left, right, total) {
 /** The images of a cluster page by page, from the server. */
 function morePages(index) {
   const holder = el("div", { class: "thumbnails large", role: "group", "aria-label": "All images of the cluster" });
+  roving(holder);
   const status = el("p", { class: "note", role: "status" });
-  let [order, offset] = ["central", 0];
+  let [order, offset, turn] = ["central", 0, 0];
   const more = button("More images", () => load(), { class: "primary" });
   const load = async () => {
+    const mine = ++turn; // an answer in another order than the one that is chosen by now is dropped
     more.disabled = true;
     try {
       const page = await ask(`cluster/${index}?offset=${offset}&limit=60&order=${order}`);
+      if (mine !== turn) return;
       for (const item of page.images) holder.append(remoteThumb(item));
       offset += page.images.length;
       status.textContent = `${count(offset)} of ${count(page.total)}`;
       more.hidden = offset >= page.total || !page.images.length;
       more.textContent = "More images";
-      roving(holder);
+      holder.resetRoving();
     } catch (error) {
+      if (mine !== turn) return;
       status.textContent = error.message;
     }
     more.disabled = false;

@@ -32,7 +32,7 @@ function runsTable(other, name) {
 
 function matchCard(match, other) {
   const cluster = clusters[match.cluster];
-  const shared = match.others.reduce((total, [, n]) => total + n, 0);
+  const shared = match.n_shared; // more than are listed, where a cluster is in many of the other run
   const share = (n) => percent(n / Math.max(1, shared));
   const spoken = match.others.slice(0, 3).map(([index, n]) => `${share(n)} in ${index}`);
   const parts = match.others.slice(0, 5).map(([index, n]) => [colourOf(index), n]);
@@ -87,7 +87,7 @@ function addComparison(other) {
           named(other.name, "strong"),
           other.n_shared
             ? `, on ${plural(other.n_shared, "shared image")}.`
-            : ". They have no image in common, by name, so their clusters cannot be matched.",
+            : ". They have no image in common, so their clusters cannot be matched.",
         ),
       );
       if (other.scores.length) {
@@ -133,8 +133,8 @@ function addComparison(other) {
       if (other.clusters.length) {
         const byNumber = new Map(other.clusters.map((match) => [match.cluster, match]));
         const share = (i) => {
-          const { others } = byNumber.get(i);
-          return (others[0]?.[1] ?? 0) / Math.max(1, others.reduce((total, [, n]) => total + n, 0));
+          const { others, n_shared: shared } = byNumber.get(i);
+          return (others[0]?.[1] ?? 0) / Math.max(1, shared);
         };
         const keys = [...byNumber.keys()];
         const orders = {

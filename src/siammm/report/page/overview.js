@@ -122,7 +122,7 @@ function mapPanel() {
   const share = contents.map_share === null ? "" : ` It shows ${percent(contents.map_share)} of the variance.`;
   const pca = `The two main directions of the embeddings (PCA).${share}`;
   const how = contents.map_method === "umap" ? "UMAP of the embeddings." : pca;
-  const shown = known.length < run.n_images ? ` ${count(known.length)} of the images, drawn evenly.` : "";
+  const shown = known.length < run.n_images ? ` ${count(known.length)} of the ${count(run.n_images)} images are on it.` : "";
   const head = el("div", { class: "panel-head" }, el("h2", {}, "Map"));
   if (hasLabels) head.append(choice("Colour by", [["cluster", "Cluster"], ["label", "Label"]], by, colourBy));
   return el(
@@ -347,9 +347,9 @@ function figuresPanel() {
     : el(
       "p",
       { class: "empty" },
-      "Not evaluated yet. ",
-      el("code", {}, "siammm evaluate RUN"),
-      " measures the encoder and the clusters; make the report again afterwards.",
+      ...(hasLabels ? ["Not evaluated yet. "] : ["These images have no labels to measure by. With others that have, "]),
+      el("code", {}, hasLabels ? "siammm evaluate RUN" : "siammm evaluate RUN --data LABELLED"),
+      " measures the encoder; make the report again afterwards.",
     );
   return el("section", { class: "panel" }, el("h2", {}, "Evaluation"), table);
 }

@@ -93,7 +93,9 @@ function addSearch() {
       const status = el("p", { class: "note", role: "status" });
       const result = el("div", { class: "search-result" });
       let address = null;
+      let looks = 0;
       const look = async (picture) => {
+        const mine = ++looks; // only the last picture's answer is shown
         status.textContent = "Looking \u2026";
         result.replaceChildren();
         names.replaceChildren();
@@ -102,6 +104,7 @@ function addSearch() {
           const token = document.querySelector('meta[name="token"]')?.content ?? "";
           const headers = { "content-type": "application/octet-stream", "x-siammm-token": token };
           const found = await ask("search", { method: "POST", body: picture, headers });
+          if (mine !== looks) return;
           if (address) URL.revokeObjectURL(address);
           address = URL.createObjectURL(picture);
           status.textContent = "";
@@ -130,7 +133,7 @@ function addSearch() {
           );
           announce(`Most likely cluster ${found.clusters[0]?.[0]}`);
         } catch (error) {
-          status.textContent = error.message;
+          if (mine === looks) status.textContent = error.message;
         }
       };
       file.addEventListener("change", () => file.files[0] && look(file.files[0]));
