@@ -204,6 +204,14 @@ def test_overwrite_and_the_same_seed(table: Path, capsys: pytest.CaptureFixture[
     assert Path("table-audit/suspects.parquet").read_bytes() == before
 
 
+def test_labels_that_would_move_the_cursor(blobs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "t.npz", X=blobs[0], y=np.array(["\x1b[2Jgone", "b", "c", "d"])[blobs[1]])
+    assert main(["audit", str(tmp_path / "t.npz"), "--output", str(tmp_path / "out"), "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b[2J" not in out
+    assert "gone" in out
+
+
 def test_labels_that_look_like_markup(blobs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(tmp_path / "t.npz", X=blobs[0], y=np.array(["[/red]", "[bold]", "a[0]", "ü"])[blobs[1]])
     assert main(["audit", str(tmp_path / "t.npz"), "--output", str(tmp_path / "out[1]")]) == 0

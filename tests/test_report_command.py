@@ -14,8 +14,8 @@ import torch
 from siammm.cli import main, parse
 from siammm.config import ReportConfig
 from siammm.report import thumbnails
+from siammm.report.browser import open_page
 from siammm.report.gather import gather
-from siammm.report.progress import open_page
 from tests.data.image_sets import write_npz
 from tests.report.made_runs import made_run, small_set, trained_run
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -19,15 +18,16 @@ import pyarrow.parquet as pq
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.status import Status
 from rich.table import Table
 
 import siammm
+from siammm.commands.progress import Bar
 from siammm.config import AuditConfig, default_n_components
 from siammm.data.embeddings import ID_KEYS, LABEL_KEYS, read_embeddings
 from siammm.data.folders import check_new_folder, new_folder
 from siammm.data.loader import open_loader
 from siammm.data.sources import open_source
+from siammm.data.wording import shown
 from siammm.errors import InputError, StoredFileError, ZeroRowWarning
 from siammm.evaluate import audit as audits
 from siammm.evaluate.audit import Audit
@@ -88,7 +88,7 @@ def audit(config: AuditConfig) -> None:
     output = config.output or _default_output(config.subject)
     check_new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES)
     console = Console(highlight=False)
-    with distributed.setup(config.device) as context, _Progress() as progress:
+    with distributed.setup(config.device) as context, Bar() as progress:
         if context.world_size > 1:
             raise InputError(f"audit runs in one process, but there are {context.world_size}; start it by itself.")
         try:
@@ -110,7 +110,7 @@ def _default_output(subject: Path) -> Path:
 
 
 def audited(
-    config: AuditConfig, device: torch.device, progress: _Progress
+    config: AuditConfig, device: torch.device, progress: Bar
 ) -> tuple[Images, Audit, Planted | None, dict[str, float]]:
     """Read the images, find their clusters where these are not known, and judge every label."""
     seconds: dict[str, float] = {}
@@ -245,9 +245,9 @@ def _worst(images: Images, found: Audit, n_shown: int) -> Table:
         given, other = found.classes[found.label_N[at]], found.classes[found.suggested_N[at]]
         row = [
             str(found.rank_N[at]),
-            escape(str(images.ids[image])),
-            escape(str(given)),
-            escape(str(other)) if other != given else "",
+            escape(shown(images.ids[image])),
+            escape(shown(given)),
+            escape(shown(other)) if other != given else "",
             f"{found.probability_N[at]:.3f}" if found.probability_N[at] >= 0.0005 else "< 0.001",
         ]
         if images.clusters is not None:
@@ -269,7 +269,7 @@ def _by_class(found: Audit) -> Table:
         table.add_column(heading, justify="right")
     for c in order.tolist():
         table.add_row(
-            escape(str(found.classes[c])), f"{count_C[c]:,}", f"{suspects_C[c]:,}", f"{found.error_rate_C[c]:.1%}"
+            escape(shown(found.classes[c])), f"{count_C[c]:,}", f"{suspects_C[c]:,}", f"{found.error_rate_C[c]:.1%}"
         )
     return table
 
@@ -307,7 +307,7 @@ def _of_table(config: AuditConfig) -> Images:
     )
 
 
-def _of_run(config: AuditConfig, device: torch.device, progress: _Progress) -> Images:
+def _of_run(config: AuditConfig, device: torch.device, progress: Bar) -> Images:
     """The labelled images through the run's encoder: features to compare, embeddings to find their clusters."""
     for flag, value in (("--key", config.key), ("--mixture", config.mixture)):
         if value is not None:
@@ -493,29 +493,6 @@ def _names(classes: Any) -> np.ndarray:
     names = np.empty(len(classes), dtype=object)
     names[:] = list(classes)
     return names
-
-
-class _Progress:
-    """A line on standard error that says what is being done; nothing where that is not a terminal."""
-
-    def __init__(self) -> None:
-        self._status: Status | None = None
-        if sys.stderr.isatty():
-            self._status = Status("starting", console=Console(stderr=True))
-
-    def show(self, what: str) -> None:
-        """Say what is being done."""
-        if self._status is not None:
-            self._status.update(what)
-
-    def __enter__(self) -> _Progress:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ import siammm
 from siammm.config import ClusterConfig, default_n_components
 from siammm.data.embeddings import EmbeddingTable, read_embeddings
 from siammm.data.folders import check_new_folder, new_folder
+from siammm.data.wording import shown
 from siammm.errors import InputError, ZeroRowWarning
 from siammm.evaluate.clustering import ClusteringScores, clustering_scores, label_codes
 from siammm.evaluate.outliers import outlier_score
@@ -188,7 +189,7 @@ def cluster_table(
             inside = codes[(clusters == k) & (codes >= 0)]
             if len(inside):
                 counts = np.bincount(inside)
-                row += [escape(str(names[counts.argmax()])), f"{counts.max() / len(inside):.0%}"]
+                row += [escape(shown(names[counts.argmax()])), f"{counts.max() / len(inside):.0%}"]
         table.add_row(*row)
     if len(sizes) > _ROWS_SHOWN:
         rest = sizes.sum() - sizes[order].sum()

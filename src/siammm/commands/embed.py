@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
+from siammm.commands.progress import Bar
 from siammm.config import EmbedConfig
 from siammm.data.loader import Loader
 from siammm.data.view_settings import ViewSettings
@@ -25,7 +26,6 @@ from siammm.export.encoding import (
     run_rows,
 )
 from siammm.export.files import check_new_file, new_file
-from siammm.export.progress import Bar
 from siammm.export.tables import image_table, write_npz, write_parquet
 from siammm.learn import distributed
 

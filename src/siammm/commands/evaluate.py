@@ -5,14 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
+from siammm.commands.progress import Bar
 from siammm.config import EvaluateConfig
 from siammm.data.folders import check_new_folder, new_folder
 from siammm.errors import InputError, SiamMMError
@@ -69,7 +68,7 @@ def evaluated(
     )
     if isinstance(subject, ImageSubject) and subject.warning is not None:
         console.print(escape(subject.warning), style="yellow")
-    with _Bars() as bars:
+    with Bar() as bars:
         ready = prepared(
             subject,
             data=config.data,
@@ -201,32 +200,3 @@ def _check_seeds(seeds: Sequence[int]) -> None:
     odd = [seed for seed in seeds if not 0 <= seed < 2**31]
     if odd:
         raise InputError(f"The seed {odd[0]} is out of range; seeds are from 0 to {2**31 - 1}.")
-
-
-class _Bars:
-    """One line on standard error that says what is being done; nothing where that is not a terminal."""
-
-    def __init__(self) -> None:
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            console=Console(stderr=True),
-            transient=True,
-            disable=not sys.stderr.isatty(),
-        )
-        self._task = self._progress.add_task("opening", total=None)
-
-    def show(self, what: str, done: int, total: int) -> None:
-        """Show how far it is."""
-        self._progress.update(self._task, description=what, completed=done, total=total or None)
-
-    def __enter__(self) -> _Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()

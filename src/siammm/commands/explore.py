@@ -6,14 +6,15 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
+from siammm.commands.progress import Bar
 from siammm.config import ExploreConfig
 from siammm.errors import InputError
 from siammm.learn import distributed
 from siammm.report import places
+from siammm.report.browser import open_page
 from siammm.report.gather import GatherSettings, gather
 from siammm.report.live import Explorer
 from siammm.report.opened import open_run
-from siammm.report.progress import Bars, open_page
 from siammm.report.serve import Server
 
 
@@ -37,14 +38,14 @@ def explore(config: ExploreConfig) -> None:
 
 
 def _prepared(config: ExploreConfig, device: torch.device) -> Explorer:
-    with Bars() as bars:
+    with Bar() as bar:
         try:
             run = open_run(
                 config.run,
                 data=config.data,
                 reading=config.reading,
                 device=device,
-                tell=bars.tell,
+                tell=bar.show,
                 seed=config.random_state,
             )
             settings = GatherSettings(
@@ -55,8 +56,8 @@ def _prepared(config: ExploreConfig, device: torch.device) -> Explorer:
                 random_state=config.random_state,
                 live=True,
             )
-            gathered = gather(run, settings, bars.tell)
-            bars.tell("getting ready", 0, 0)
+            gathered = gather(run, settings, bar.show)
+            bar.show("getting ready", 0, 0)
             return Explorer(run, gathered)
         except torch.OutOfMemoryError as error:
             raise InputError("The GPU has not enough memory for this; use --device cpu.") from error

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
+from siammm.commands.progress import Bar
 from siammm.config import ExportConfig, ExportFormat
 from siammm.data.embeddings import read_embeddings
 from siammm.data.folders import check_new_folder, new_folder
@@ -20,7 +21,6 @@ from siammm.export import hub, names
 from siammm.export.encoder import chosen_encoder, kept_card, write_card, write_encoder
 from siammm.export.encoding import Encoded, FinishedRun, encoded, open_images, open_run, run_rows
 from siammm.export.onnx_file import missing_packages, write_onnx
-from siammm.export.progress import Bar
 from siammm.export.tables import clusters_table, image_table, write_parquet
 from siammm.learn import distributed
 

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
+from siammm.commands.progress import Bar
 from siammm.config import ReportConfig
 from siammm.data.folders import check_new_folder, new_folder
 from siammm.data.wording import one_line
@@ -20,10 +21,10 @@ from siammm.learn import distributed
 from siammm.learn.run import write_whole
 from siammm.mixture.checks import check_at_least
 from siammm.report import places
+from siammm.report.browser import open_page
 from siammm.report.gather import Gathered, GatherSettings, gather
 from siammm.report.opened import open_run
 from siammm.report.plain import counted
-from siammm.report.progress import Bars, open_page
 from siammm.report.render import render
 
 _SHEET = re.compile(r"sheet-\d+\.webp")
@@ -41,7 +42,7 @@ def report(config: ReportConfig) -> None:
     beside = output.with_name(f"{output.stem}_files")
     _check_output(output, beside, overwrite=config.overwrite)
     console = Console(highlight=False)
-    with distributed.setup(config.device) as context, Bars() as bars:
+    with distributed.setup(config.device) as context, Bar() as bar:
         if context.world_size > 1:
             raise InputError(f"report runs in one process, but there are {context.world_size}; start it by itself.")
         try:
@@ -50,7 +51,7 @@ def report(config: ReportConfig) -> None:
                 data=config.data,
                 reading=config.reading,
                 device=context.device,
-                tell=bars.tell,
+                tell=bar.show,
                 seed=config.random_state,
             )
             settings = GatherSettings(
@@ -63,10 +64,10 @@ def report(config: ReportConfig) -> None:
                 random_state=config.random_state,
                 sheets_beside=quote(os.fsencode(beside.name), safe=""),
             )
-            gathered = gather(run, settings, bars.tell)
+            gathered = gather(run, settings, bar.show)
         except torch.OutOfMemoryError as error:
             raise InputError("The GPU has not enough memory for this; use --device cpu.") from error
-        bars.tell("writing the page", 0, 0)
+        bar.show("writing the page", 0, 0)
         _write(gathered, output, beside, overwrite=config.overwrite)
     size = output.stat().st_size / 1e6
     more = f" and {counted(len(gathered.beside), 'sheet')} of thumbnails in {beside}" if gathered.beside else ""

@@ -24,6 +24,7 @@ from siammm.commands.cluster import cluster_table, score_table
 from siammm.config import TrainConfig
 from siammm.data.folders import check_new_folder
 from siammm.data.sources import Source, open_source
+from siammm.data.wording import shown
 from siammm.errors import InputError, Stopped
 from siammm.evaluate.clustering import clustering_scores
 from siammm.learn import checkpoint, distributed, results, run
@@ -130,9 +131,10 @@ def announce(config: TrainConfig, source: Source, context: Context, console: Con
     size = "of different sizes" if shape is None else f"of {shape[0]} x {shape[1]} pixels"
     labels = "with labels, which only judge" if source.labels is not None else "without labels"
     many = f", {context.world_size} processes" if context.world_size > 1 else ""
+    epochs = f"{config.optimisation.epochs} epoch{'' if config.optimisation.epochs == 1 else 's'}"
     console.print(
         f"[bold]siammm[/] trains {escape(config.network.backbone)} on {len(source):,} images {size} from "
-        f"{escape(source.name)}, {labels}: {config.optimisation.epochs} epochs on {context.device}{many}."
+        f"{escape(shown(source.name))}, {labels}: {epochs} on {context.device}{many}."
     )
     if source.note is not None:
         console.print(escape(source.note), style="yellow")

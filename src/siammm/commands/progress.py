@@ -1,4 +1,4 @@
-"""How far an export is: one line on standard error."""
+"""How far a command is: one line on standard error."""
 
 from __future__ import annotations
 
