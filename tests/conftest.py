@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,3 +52,19 @@ def twenty() -> Known:
 def small() -> Known:
     """Six well-separated components in 16 dimensions."""
     return known_mixture(k=6, d=16, n=900, low=60, high=200, seed=3)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tiny networks: a second thread would only wait for the first, and sums come in one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to be in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

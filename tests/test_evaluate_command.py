@@ -47,12 +47,7 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +57,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images = write_npz(folder, example_images(80, size=(8, 8), n_classes=4))
     assert main(["train", str(images), "--output", str(folder / "run"), *SETTINGS]) == 0
     return folder / "run"
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def evaluate(*arguments: object) -> int:

@@ -10,13 +10,7 @@ from benchmarks import flat_update, step_variants
 
 from tests.learn.small_runs import check_same_bits, everything, prepared, run_through, small_config
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # One update of all images, without the clusters that a rounding may move.

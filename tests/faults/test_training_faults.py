@@ -35,13 +35,7 @@ from siammm.learn.checkpoint import LAST, PREVIOUS
 from siammm.learn.guard import CollapseError
 from siammm.learn.loop import Silent, Training
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def weights(training: Training) -> dict[str, Tensor]:

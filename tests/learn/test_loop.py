@@ -36,14 +36,7 @@ from tests.learn.small_runs import (
     stopped,
 )
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Small runs are quicker so, and a suite that runs beside others disturbs them less."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # -- sources and loaders
