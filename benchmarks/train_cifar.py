@@ -25,9 +25,11 @@ from siammm.data.sources import Source, open_source
 from siammm.evaluate.clustering import clustering_scores
 from siammm.evaluate.knn import knn_accuracy
 from siammm.evaluate.linear import linear_accuracy
+from siammm.learn import run
 from siammm.learn.encode import Output, encode
 from siammm.learn.loop import Silent, Training
 from siammm.learn.progress import described
+from siammm.learn.results import save_network
 from siammm.methods import METHODS, with_method
 from siammm.presets import PRESETS, check_settings, with_settings
 
@@ -71,7 +73,9 @@ def main() -> None:
     parser.add_argument("--validation", action="store_true")
     parser.add_argument("--set", nargs="*", default=[], help="settings as name=value")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--keep", action="store_true", help="also keep features and clusters, for audit_cifar.py")
+    parser.add_argument(
+        "--keep", action="store_true", help="also keep the encoder, and features and clusters for an audit"
+    )
     args = parser.parse_args()
     method, changes = RECIPES[args.recipe]
     settings = changes | {"epochs": args.epochs, "random_state": args.seed}
@@ -127,6 +131,11 @@ def main() -> None:
                 "weight_NH": shares.data.reshape(len(labels), -1),
             }
         np.savez(args.output / f"{name}.npz", **kept)
+        folder = args.output / name  # which `siammm evaluate` opens as a run
+        folder.mkdir(exist_ok=True)
+        save_network(folder / run.ENCODER, trained.network, training.config, training.views[0])
+        if trained.mixture is not None:
+            trained.mixture.save(folder / run.MIXTURE)
     print(json.dumps({key: value for key, value in found.items() if key != "k_curve"}), flush=True)
 
 

@@ -111,23 +111,26 @@ def test_kernels_under_the_interpreter() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernels_on_a_gpu(dtype: torch.dtype) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+def test_kernels_on_a_gpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
     plain = network("resnet18", size=32).cuda().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    joined = copy.deepcopy(plain)
-    assert joined.fuse()
+    models = plain, copy.deepcopy(plain), copy.deepcopy(plain)
+    assert models[2].fuse()
     x_1, x_2 = (x.to(memory_format=torch.channels_last) for x in torch.randn(2, 64, 3, 32, 32, device="cuda").unbind())
-    outputs = []
-    for model in (plain, joined):
-        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
+    outputs, gradients = [], []
+    # The first, in float32, is the truth for both ways in low precision, which are far from it, but alike.
+    for model, precision in zip(models, (torch.float32, dtype, dtype), strict=True):
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == torch.bfloat16):
             found = model(x_1, x_2)
         (found.v_1.square().sum() + (found.v_2 * found.z_1).sum()).backward()
         outputs.append([found.v_1, found.v_2, found.z_1, found.z_2])
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     tolerance = 2e-3 if dtype == torch.float32 else 0.1
-    for one, two in zip(*outputs, strict=True):
+    for one, two in zip(*outputs[1:], strict=True):
         assert float((one - two).norm() / one.norm()) < tolerance
-    for (name, one), (_, two) in zip(plain.named_buffers(), joined.named_buffers(), strict=True):
+    for (name, one), (_, two) in zip(models[1].named_buffers(), models[2].named_buffers(), strict=True):
         assert float((one - two).abs().max()) <= tolerance * max(1.0, float(one.abs().max())), name
-    gradients = [torch.cat([p.grad.flatten() for p in m.parameters() if p.grad is not None]) for m in (plain, joined)]
-    cosine = torch.nn.functional.cosine_similarity(gradients[0], gradients[1], dim=0)
-    assert float(cosine) > (0.9999 if dtype == torch.float32 else 0.98)
+    one, two = (float(torch.nn.functional.cosine_similarity(gradients[0], g, dim=0)) for g in gradients[1:])
+    assert two > (0.9999 if dtype == torch.float32 else one - 0.03)
+    assert float(gradients[2].norm() / gradients[0].norm()) == pytest.approx(1, abs=1e-3 if one > 0.9999 else 0.1)

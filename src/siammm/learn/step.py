@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -141,7 +142,7 @@ class Step:
 
     def _update(self, batch: Batch, clustered: bool, negatives: Sequence[Tensor | None] | None = None) -> None:
         parts = self.config.optimisation.accumulate
-        self.optimiser.zero_grad(set_to_none=False)
+        self.optimiser.zero_grad()
         sums = torch.zeros_like(self.totals[:3])
         for part in _parts(batch, parts):
             x_1, x_2 = self._views(part, self.config.run.random_state, self._epoch)
@@ -230,6 +231,10 @@ class Step:
 
     def _warmed_up(self, batch: Batch, clustered: bool) -> None:
         """Run a few real steps on a side stream, then capture the one that all others replay."""
+        with _convolutions_tried():
+            self._warm_up_or_capture(batch, clustered)
+
+    def _warm_up_or_capture(self, batch: Batch, clustered: bool) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -246,6 +251,22 @@ class Step:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._update(inputs, clustered)
         self._graphs[clustered] = (graph, inputs)
+
+
+@contextmanager
+def _convolutions_tried() -> Iterator[None]:
+    """Let cuDNN try its convolutions and keep the fastest: every step has the same sizes, a captured one keeps them.
+
+    Only here: elsewhere sizes vary, and trying would take longer than it saves. Not where the user asked for
+    convolutions that repeat themselves.
+    """
+    cudnn: Any = torch.backends.cudnn  # only partly typed
+    before = cudnn.benchmark
+    cudnn.benchmark = before or not cudnn.deterministic
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before
 
 
 def _keep_compiled() -> None:
