@@ -3,7 +3,7 @@
     python benchmarks/train_cifar_table.py RUNS... --question cifar10-byol-and-siammm --title "..."
 
 RUNS are the .json files that `train_cifar.py` wrote, each with its command, commit, hardware and software, which become
-those of the result.
+those of the result. Those of the results that are kept are in results/runs, without their epochs.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--question", required=True)
     parser.add_argument("--title", required=True)
+    parser.add_argument("--note", default="", help="what the reader should know besides")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     runs: list[dict[str, Any]] = [json.loads(path.read_text()) for path in args.runs]
@@ -64,6 +65,8 @@ The runs, and their settings beside those of the preset:
 """
     if curves:
         body += f"\nK, at about twenty epochs spread over training:\n\n{curves}\n"
+    if args.note:
+        body += f"\n{args.note}\n"
     seeds = ", ".join(sorted({str(run["settings"]["random_state"]) for run in runs}))
     n = "45,000 training images, 5,000 held out" if runs[0]["validation"] else "50,000 training and 10,000 test images"
     measured = {
