@@ -49,7 +49,7 @@ KINDS: list[tuple[str, str]] = [
     ("convolution, forward", r"fprop|conv(?!ert)|winograd|implicit_gemm"),
     ("layout and copies", r"nchwtonhwc|nhwctonchw|memcpy|memset|copy|cat_?array|aten::cat|fill|_to_copy"),
     ("matrix product", r"gemm|nvjet|cublas|cutlass|aten::(mm|bmm|addmm|matmul)|splitk|tem_fused"),
-    ("optimiser and momentum encoder", r"multi_tensor|_foreach_|lerp|combo_kernel"),
+    ("optimiser and momentum encoder", r"multi_tensor|_foreach_|_squares|_ratios|_lars|_follow|_note"),
     ("gather and scatter", r"index|gather|scatter"),
     ("reduction", r"reduce|norm|_red_fused|_per_fused|aten::(sum|mean)"),
     ("elementwise", r""),

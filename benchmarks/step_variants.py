@@ -1,7 +1,7 @@
 """Changes of the step that may make it faster, applied to a run before its first step: experiments, not yet product.
 
     load = Workload(config, device, n_images=50_000)
-    apply(load.training, ["paired", "compile-update"])
+    apply(load.training, ["grouped-update", "one-stream"])
 
 A change that proves itself belongs into ``siammm.learn``. All but ``tf32`` and ``max-autotune`` compute the same but
 for rounding; ``tests/bench/test_step_variants.py`` holds them to it.
@@ -12,7 +12,7 @@ Legend:  B images of a batch, C channels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -20,19 +20,14 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-if __package__:
-    from benchmarks import flat_update
-else:
-    import flat_update
-
 from siammm.learn import step as step_module
+from siammm.learn import update_kernels
 from siammm.learn.loop import Training
 from siammm.learn.networks import Predictions, SiameseNetwork
-from siammm.learn.optim import LARS
 
 # What each does, for the table of results.
 VARIANTS = {
-    "cudnn-benchmark": "cuDNN tries its convolutions and keeps the fastest",
+    "untried-convolutions": "cuDNN guesses the best convolutions, and does not try them",
     "tf32": "float32 products keep 10 bits (augmentation, loss)",
     "coordinate-descent": "inductor tunes its kernels around its first guess",
     "max-autotune": "inductor tries templates for products and convolutions, and tunes as above",
@@ -41,10 +36,9 @@ VARIANTS = {
     "not-fused": "each view by itself, BatchNorm by inductor (--fused is off)",
     "paired": "as not-fused, but both views in one batch with statistics of their own, by inductor",
     "pad-stem": "the first convolution reads 8 channels, 5 of them zeros: cuDNN is slow with 3",
-    "compile-update": "LARS and the momentum encoder's update compiled",
-    "flat-update": "LARS and that update on one flat buffer, compiled (flat_update.py)",
+    "grouped-update": "LARS and the momentum encoder's update by torch's grouped operations, not by our kernels",
+    "one-stream": "the momentum encoder after the online one, not beside it",
     "compile-loss": "the loss compiled",
-    "lerp": "the momentum encoder follows by one operation a tensor, not by three on all",
     "no-compile": "nothing compiled by inductor, but captured",
     "no-capture": "compiled, but not captured",
 }
@@ -55,7 +49,6 @@ def set_globally(names: Sequence[str]) -> list[str]:
     from torch._inductor import config as inductor
 
     unknown: list[str] = []
-    torch.backends.cudnn.benchmark = "cudnn-benchmark" in names
     if "tf32" in names:
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
@@ -98,15 +91,12 @@ def apply(training: Training, names: Sequence[str]) -> None:
         pad_stems(training.network)
     if "no-capture" in names:
         training.step._captures = False
-    if "lerp" in names:
-        cast(Any, training.network).update_momentum = _lerp_of(training.network)
-    if "compile-update" in names:
-        if isinstance(training.optimiser, LARS):
-            cast(Any, training.optimiser).step = compiled_lars(training.optimiser)
-        follow: Any = torch.compile(_lerp_of(training.network), dynamic=False, options={"combo_kernels": True})
-        cast(Any, training.network).update_momentum = follow
-    if "flat-update" in names:
-        flat_update.flatten(training)
+    if "untried-convolutions" in names:
+        cast(Any, step_module)._convolutions_tried = nullcontext
+    if "one-stream" in names:
+        training.step._beside = None
+    if "grouped-update" in names:
+        cast(Any, update_kernels).supports = lambda *lists: False
     if "compile-loss" in names:
         cast(Any, step_module).batch_loss = torch.compile(step_module.batch_loss, dynamic=False)
 
@@ -224,59 +214,3 @@ def pad_stems(network: SiameseNetwork) -> None:
     for module in network.modules():
         if type(module) is nn.Conv2d and module.in_channels == 3 and module.padding_mode == "zeros":
             module.__class__ = PaddedConv2d
-
-
-# -- the update --------------------------------------------------------------------------------------------------------
-
-
-def _lerp_of(network: SiameseNetwork) -> Any:
-    """The momentum encoder's update as one operation a tensor, its weight on the device."""
-    assert network.momentum_encoder is not None
-    followers, leaders = list(network.momentum_encoder.parameters()), list(network.encoder.parameters())
-
-    @torch.no_grad()
-    def follow(momentum: Tensor) -> None:
-        weight = (1 - momentum).to(followers[0])
-        for follower, leader in zip(followers, leaders, strict=True):
-            follower.lerp_(leader, weight)
-
-    return follow
-
-
-def compiled_lars(optimiser: LARS) -> Any:
-    """LARS in one compiled piece. What is called off keeps its old value by ``where``, which a compiler fuses."""
-
-    def move(
-        params: list[Tensor], grads: list[Tensor], buffers: list[Tensor], lr: Tensor, called_off: Tensor,
-        weight_decay: float, momentum: float, trust: float | None,
-    ) -> None:  # fmt: skip
-        keeps = called_off != 0
-        for p, g, b in zip(params, grads, buffers, strict=True):
-            update = g
-            if trust is not None:
-                update = g + weight_decay * p
-                norm, length = torch.linalg.vector_norm(p), torch.linalg.vector_norm(update)
-                known = (norm > 0) & (length > 0)
-                update = update * torch.where(known, trust * norm / torch.where(known, length, 1.0), 1.0)
-            new = update + momentum * b
-            b.copy_(torch.where(keeps, b, new))
-            p.copy_(torch.where(keeps, p, p - lr * new))
-
-    compiled: Any = torch.compile(move, dynamic=False, options={"combo_kernels": True})
-
-    @torch.no_grad()
-    def step(closure: Any = None) -> None:
-        for group in optimiser.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            compiled(
-                params,
-                [p.grad for p in params],
-                [optimiser.state[p]["momentum_buffer"] for p in params],
-                group["lr"],
-                cast(Any, optimiser).found_inf,
-                group["weight_decay"],
-                group["momentum"],
-                None if group["excluded"] else group["trust_coefficient"],
-            )
-
-    return step

@@ -5,22 +5,15 @@ What they compute is checked by ``interpreted_norms.py`` and on a GPU by ``test_
 
 from __future__ import annotations
 
-import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from siammm.learn import norm_kernels
+from tests.learn.compiled_kernels import assembly, needs_a_compiler, registers
 
-triton = pytest.importorskip("triton")
-# Triton brings one or two, of which the newer reads all that it writes.
-ASSEMBLERS = sorted((Path(triton.__file__).parent / "backends" / "nvidia" / "bin").glob("ptxas*"))
-pytestmark = [
-    pytest.mark.skipif(norm_kernels.interpreted(), reason="the interpreter compiles nothing"),
-    pytest.mark.skipif(not ASSEMBLERS, reason="Triton came without NVIDIA's assembler"),
-]
+pytestmark = needs_a_compiler
 
 SIZES = {"rows": "i32", "channels": "i32", "programs": "i32"}
 TILE = {"BLOCK_R": 32, "BLOCK_C": 128}
@@ -43,39 +36,9 @@ KERNELS: list[tuple[str, int, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "warps", "fixed"), KERNELS, ids=[name for name, *_ in KERNELS])
 def test_it_compiles_without_spilling(name: str, warps: int, fixed: dict[str, Any], tmp_path: Path) -> None:
-    ptx = compiled(name, warps, fixed)
-    assert "ld.global.v4" in ptx, "activations are read by the 16 bytes"
-    source = tmp_path / "kernel.ptx"
-    source.write_text(ptx)
-    arguments = ["-v", "-arch=sm_90a", str(source), "-o", str(tmp_path / "kernel.cubin")]
-    tried = [subprocess.run([tool, *arguments], capture_output=True, text=True, check=False) for tool in ASSEMBLERS]
-    said = next((found.stderr for found in tried if not found.returncode), "")
-    assert " 0 bytes spill stores" in said, [found.stderr for found in tried]
-    used = re.search(r"Used (\d+) registers", said)
-    assert used is not None
-    # At least two programs on a multiprocessor at once.
-    assert int(used.group(1)) * 32 * warps <= 2**16 // 2
-
-
-def compiled(name: str, warps: int, fixed: dict[str, Any]) -> str:
-    """The kernel for an H100 or H200, all sizes a multiple of 16, as assembly."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    kernel: Any = getattr(norm_kernels, name)
     types = {"batches": "*i64", "momentum": "fp32", "eps": "fp32", **SIZES}
     types |= dict.fromkeys(["x", "y", "dy", "dx", "seen", "residual"], "*bf16")
-    signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in kernel.arg_names}
-    source: Any = ASTSource(
-        fn=kernel,
-        signature=signature,
-        constexprs={(kernel.arg_names.index(arg),): value for arg, value in fixed.items()},
-        attrs={
-            (number,): [["tt.divisibility", 16]]
-            for number, arg in enumerate(kernel.arg_names)
-            if signature[arg].startswith(("*", "i32"))
-        },
-    )
-    return triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "enable_fp_fusion": True}
-    ).asm["ptx"]
+    ptx = assembly(getattr(norm_kernels, name), types, fixed, warps)
+    assert "ld.global.v4" in ptx, "activations are read by the 16 bytes"
+    # At least two programs on a multiprocessor at once.
+    assert registers(ptx, tmp_path) * 32 * warps <= 2**16 // 2

@@ -18,7 +18,9 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from siammm.errors import InputError
+from siammm.learn import update_kernels
 from siammm.learn.fused import Piece, fused
+from siammm.learn.update_kernels import FollowKernel
 from siammm.mixture.checks import check_at_least, check_one_of
 
 # The operations on whole lists of tensors have no types.
@@ -292,6 +294,7 @@ class SiameseNetwork(nn.Module):
         self.momentum_encoder = copy.deepcopy(encoder).requires_grad_(False) if momentum else None
         self.normalise_prototypes()
         self._fused: dict[str, Piece] = {}
+        self._follow: FollowKernel | None = None
 
     def fuse(self) -> bool:
         """From now on, train on both views in one batch, where all parts of the networks are known; whether so.
@@ -306,8 +309,8 @@ class SiameseNetwork(nn.Module):
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies: without what ``fuse`` made, which runs the layers of this very network."""
-        return super().__getstate__() | {"_fused": {}}
+        """For copies: without what is made for the layers of this very network."""
+        return super().__getstate__() | {"_fused": {}, "_follow": None}
 
     def _both(self, name: str, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """What one of the networks makes of two batches, each a BatchNorm batch of its own."""
@@ -349,8 +352,11 @@ class SiameseNetwork(nn.Module):
 
         The momentum encoder's embeddings of the views; without one, the projections z that ``forward`` returned.
         """
-        if self.momentum_encoder is None:
-            return z_1.detach(), z_2.detach()
+        return (z_1.detach(), z_2.detach()) if self.momentum_encoder is None else self.followed(x_1, x_2)
+
+    @torch.no_grad()
+    def followed(self, x_1: Tensor, x_2: Tensor) -> tuple[Tensor, Tensor]:
+        """The momentum encoder's embeddings of two views, without gradients."""
         return self._both("momentum_encoder", x_1, x_2)
 
     @torch.no_grad()
@@ -365,6 +371,10 @@ class SiameseNetwork(nn.Module):
         followers, leaders = list(self.momentum_encoder.parameters()), list(self.encoder.parameters())
         if not isinstance(momentum, Tensor):
             _torch._foreach_lerp_(followers, leaders, 1 - momentum)
+            return
+        if update_kernels.supports(followers, leaders):
+            self._follow = self._follow or FollowKernel(followers)
+            self._follow(followers, leaders, (1 - momentum).to(followers[0]))
             return
         # The grouped lerp takes its weight from the host; the same in three steps does not.
         moves = _torch._foreach_sub(leaders, followers)

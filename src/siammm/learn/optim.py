@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from siammm.errors import InputError
+from siammm.learn import update_kernels
+from siammm.learn.update_kernels import LarsKernels
 
 # The operations on whole lists of tensors have no types.
 _torch = cast(Any, torch)
@@ -44,6 +46,8 @@ class LARS(torch.optim.Optimizer):
 
     # The GradScaler then hands over its scale and verdict rather than reading them on the host.
     _step_supports_amp_scaling = True
+    # What they were made for, and they; a copy makes its own.
+    _kernels: tuple[list[Any], LarsKernels] | None = None
 
     def __init__(
         self,
@@ -77,19 +81,47 @@ class LARS(torch.optim.Optimizer):
                 loss = closure()
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         grad_scale: Tensor | None = getattr(self, "grad_scale", None)
+        if grad_scale is None and self._move_by_kernels(found_inf):
+            return loss
         for group in self.param_groups:
             for params in _by_kind(p for p in group["params"] if p.grad is not None):
                 self._move(params, group, grad_scale, found_inf)
         return loss
 
+    def _move_by_kernels(self, found_inf: Tensor | None) -> bool:
+        """One step of all parameters at once, where there are kernels for it; whether so."""
+        first = self.param_groups[0]
+        shared = ("lr", "momentum", "trust_coefficient")
+        if not all(_same(group[name], first[name]) for group in self.param_groups for name in shared):
+            return False
+        pairs = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        params, grads = [p for p, _ in pairs], [p.grad for p, _ in pairs]
+        if not update_kernels.supports(params, grads):
+            return False
+        buffers = [self._buffer(p) for p in params]
+        if not update_kernels.supports(params, buffers):
+            return False
+        decays = [0.0 if group["excluded"] else float(group["weight_decay"]) for _, group in pairs]
+        scaled = [not group["excluded"] for _, group in pairs]
+        made_for = [[p.shape for p in params], decays, scaled]
+        if self._kernels is None or self._kernels[0] != made_for:
+            self._kernels = made_for, LarsKernels(params, decays, scaled)
+        self._kernels[1](
+            params, grads, buffers, found_inf=found_inf,
+            **{name: first[name] for name in shared},
+        )  # fmt: skip
+        return True
+
+    def _buffer(self, p: Tensor) -> Tensor:
+        if "momentum_buffer" not in self.state[p]:  # a group that was added later
+            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        return self.state[p]["momentum_buffer"]
+
     def _move(
         self, params: list[Tensor], group: dict[str, Any], grad_scale: Tensor | None, found_inf: Tensor | None
     ) -> None:
         """One step of parameters of one type on one device."""
-        for p in params:
-            if "momentum_buffer" not in self.state[p]:  # a group that was added later
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        buffers = [self.state[p]["momentum_buffer"] for p in params]
+        buffers = [self._buffer(p) for p in params]
         updates = _gradients(params, grad_scale)
         if not group["excluded"]:
             if group["weight_decay"]:
@@ -229,6 +261,13 @@ def _trust(params: list[Tensor], updates: list[Tensor], coefficient: float) -> l
     known = (norm > 0) & (update_norm > 0)
     ratio = torch.where(known, coefficient * norm / update_norm.where(known, 1.0), 1.0)
     return list(ratio.to(params[0].dtype).unbind())
+
+
+def _same(one: float | Tensor, other: float | Tensor) -> bool:
+    """Whether two settings are one; the values of tensors may be on a GPU, and are not read."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return one is other
+    return one == other
 
 
 def _negative(lr: float | Tensor, like: Tensor) -> float | Tensor:

@@ -28,7 +28,7 @@ from siammm.learn.bank import Bank
 from siammm.learn.clustering import Clustering
 from siammm.learn.distributed import all_gather_batch, world_size
 from siammm.learn.guard import CollapseError
-from siammm.learn.networks import SiameseNetwork
+from siammm.learn.networks import Predictions, SiameseNetwork
 from siammm.learn.objective import Company, batch_loss
 from siammm.learn.queue import Queue
 
@@ -93,6 +93,9 @@ class Step:
             config.clustering.merge != "none" or max(c.n_start for c in clusterings) > objective.n_negatives
         )
         self._captures = device.type == "cuda" and world_size() == 1 and not changing
+        # The momentum encoder works beside the online one: what either leaves idle, the other uses.
+        beside = self._captures and network.momentum_encoder is not None
+        self._beside = torch.cuda.Stream() if beside else None
         self._graphs: dict[bool, tuple[torch.cuda.CUDAGraph, Batch]] = {}
         self._warm: dict[bool, int] = {}
 
@@ -149,8 +152,7 @@ class Step:
             if self.device.type == "cuda":
                 x_1, x_2 = (x.to(memory_format=torch.channels_last) for x in (x_1, x_2))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-                predictions = self._online(x_1, x_2, self._noise(part.position_B))
-                target_1, target_2 = self.network.targets(x_1, x_2, predictions.z_1, predictions.z_2)
+                predictions, (target_1, target_2) = self._embedded(x_1, x_2, self._noise(part.position_B))
             loss = batch_loss(
                 self.config.objective,
                 predictions,
@@ -165,6 +167,25 @@ class Step:
             self._remember(part.position_B, target_1, target_2, queued=True)
             sums += torch.stack([loss.total, loss.instance, loss.cluster]).detach().to(sums) / parts
         self._apply(sums)
+
+    def _embedded(
+        self, x_1: Tensor, x_2: Tensor, noise: tuple[Tensor, Tensor] | None
+    ) -> tuple[Predictions, tuple[Tensor, Tensor]]:
+        """The predictions of two views, and what they are compared with."""
+        if self._beside is None:
+            predictions = self._online(x_1, x_2, noise)
+            return predictions, self.network.targets(x_1, x_2, predictions.z_1, predictions.z_2)
+        here = torch.cuda.current_stream()
+        self._beside.wait_stream(here)
+        with torch.cuda.stream(self._beside):
+            targets = self.network.followed(x_1, x_2)
+        predictions = self._online(x_1, x_2, noise)
+        here.wait_stream(self._beside)
+        for x in (x_1, x_2):
+            x.record_stream(self._beside)
+        for target in targets:
+            target.record_stream(here)
+        return predictions, targets
 
     def _remember(self, position_B: Tensor, target_1: Tensor, target_2: Tensor, *, queued: bool = False) -> None:
         position_B, target_1, target_2 = (

@@ -1,0 +1,144 @@
+"""Run the kernels of LARS and of the momentum encoder under Triton's interpreter and compare them with torch's.
+
+A program of its own, because the interpreter must be switched on before Triton is imported. Prints one line a check and
+exits with 1 if any fails; ``test_update_kernels.py`` runs it.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from torch import Tensor, nn
+
+from siammm.learn import update_kernels
+from siammm.learn.networks import Encoder, SiameseNetwork, projector
+from siammm.learn.optim import LARS, build_optimiser
+
+torch.set_num_threads(1)
+failures: list[str] = []
+# Tensors of several parts, and partial sums that are added up in several goes, without large tensors.
+update_kernels._PART, update_kernels._AT_ONCE = 64, 4
+
+
+def check(name: str, holds: bool) -> None:
+    sys.stdout.write(f"{'ok  ' if holds else 'FAIL'} {name}\n")
+    if not holds:
+        failures.append(name)
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    one, other = one.detach(), other.detach()
+    return float((one - other).abs().max()) <= 1e-6 * max(1e-3, float(other.abs().max()))
+
+
+def network(seed: int) -> SiameseNetwork:
+    torch.manual_seed(seed)
+    body = nn.Sequential(
+        nn.Conv2d(4, 12, 3), nn.BatchNorm2d(12), nn.Conv2d(12, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    body.num_features = 8  # pyright: ignore
+    encoder = Encoder(body, projector(8, hidden=12, out=8))
+    made = SiameseNetwork(encoder)
+    with torch.no_grad():
+        encoder.projector[0].weight[:, 0] = 0  # pyright: ignore
+    return made.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+
+def filled(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        if p.requires_grad:
+            # New tensors, as backward leaves them: in the order of the parameter.
+            p.grad = torch.empty_like(p).copy_(torch.randn(p.shape, generator=generator))
+
+
+by_kernels, by_torch = network(0), network(0)
+optimisers: list[Any] = []
+for model in (by_kernels, by_torch):
+    made = build_optimiser("lars", model, lr=torch.tensor(0.3), weight_decay=0.01)
+    for group in made.param_groups:
+        group["lr"] = made.param_groups[0]["lr"]
+    optimisers.append(made)
+one, other = optimisers
+other._move_by_kernels = lambda found_inf: False
+
+start = [p.detach().clone() for p in by_kernels.parameters()]
+for step in range(4):
+    failed = torch.tensor(1.0 if step == 2 else 0.0)
+    before = [p.detach().clone() for p in by_kernels.parameters()]
+    for model, optimiser in ((by_kernels, one), (by_torch, other)):
+        filled(model, step)
+        if step == 2:
+            next(model.parameters()).grad.fill_(float("nan"))  # pyright: ignore
+        optimiser.found_inf = failed
+        optimiser.param_groups[0]["lr"].fill_(0.3 / (1 + step))
+        optimiser.step()
+    check(f"step {step} used the kernels", one._kernels is not None and other._kernels is None)
+    pairs = list(zip(by_kernels.named_parameters(), by_torch.parameters(), strict=True))
+    check(f"step {step}: weights", all(close(p, q) for (_, p), q in pairs))
+    momenta = [
+        (one.state[p]["momentum_buffer"], other.state[q]["momentum_buffer"]) for (_, p), q in pairs if p.requires_grad
+    ]
+    check(f"step {step}: momenta", all(close(b, c) for b, c in momenta))
+    same = all(torch.equal(p, q) for p, q in zip(by_kernels.parameters(), before, strict=True))
+    check(f"step {step} is {'called off' if step == 2 else 'taken'}", same == (step == 2))
+moved = [not torch.equal(p, q) for p, q in zip(by_kernels.encoder.parameters(), start, strict=False)]
+check("weights moved", all(moved))
+
+# A weight of zeros and a gradient of zeros: SGD, whatever the norm of the other.
+for zero in ("weight", "gradient"):
+    results = []
+    for kernels in (True, False):
+        torch.manual_seed(1)
+        p = nn.Parameter(torch.zeros(8, 9) if zero == "weight" else torch.randn(8, 9))
+        optimiser = LARS([p], 0.1, weight_decay=0.0)
+        if not kernels:
+            optimiser._move_by_kernels = lambda found_inf: False  # pyright: ignore
+        p.grad = torch.zeros(8, 9) if zero == "gradient" else torch.randn(8, 9)
+        optimiser.step()
+        check(f"a {zero} of zeros by {'kernels' if kernels else 'torch'}", (optimiser._kernels is not None) == kernels)
+        results.append(p.detach().clone())
+    check(f"a {zero} of zeros", close(*results) and bool(results[0].isfinite().all()))
+
+# Only some have gradients, later others; gradients that lie otherwise in memory go torch's way.
+plain = nn.ParameterList([nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(4, 40))])
+optimiser = LARS(plain.parameters(), 0.1)
+plain[0].grad = torch.ones(8)
+optimiser.step()
+check("what has no gradient stays", torch.equal(plain[1], torch.ones(4, 40)))
+check("what has one moves", not torch.equal(plain[0], torch.ones(8)))
+plain[1].grad = torch.randn(4, 40)
+expected = copy.deepcopy(plain)
+for p, q in zip(expected, plain, strict=True):
+    p.grad = q.grad.clone()  # pyright: ignore
+theirs = LARS(expected.parameters(), 0.1)
+theirs.load_state_dict(copy.deepcopy(optimiser.state_dict()))
+theirs._move_by_kernels = lambda found_inf: False  # pyright: ignore
+optimiser.step()
+theirs.step()
+check("then all move", all(close(p, q) for p, q in zip(plain, expected, strict=True)))
+plain[1].grad = torch.randn(40, 4).T
+check("another order in memory is refused", not update_kernels.supports(list(plain), [p.grad for p in plain]))  # pyright: ignore
+optimiser.step()
+check("and sizes that are no whole fours", not update_kernels.supports([torch.ones(5)]))
+
+# The momentum encoder.
+followed, reference = copy.deepcopy(by_kernels), copy.deepcopy(by_torch)
+for value in (0.99, 0.5, 1.0):
+    momentum = torch.tensor(value, dtype=torch.float64)
+    followed.update_momentum(momentum)
+    reference.update_momentum(float(momentum))
+    check(f"momentum {value} used the kernel", followed._follow is not None and reference._follow is None)
+    check(
+        f"the momentum encoder follows, {value}",
+        all(close(p, q) for p, q in zip(followed.parameters(), reference.parameters(), strict=True)),
+    )
+check("a copy makes a kernel of its own", copy.deepcopy(followed)._follow is None)
+
+sys.exit(1 if failures else 0)

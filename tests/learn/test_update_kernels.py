@@ -1,0 +1,92 @@
+"""LARS and the momentum encoder's step by kernels are those by torch: interpreted, compiled for a GPU, and on one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from siammm.learn import norm_kernels, update_kernels
+from siammm.learn.optim import build_optimiser
+from tests.learn.compiled_kernels import assembly, needs_a_compiler, registers
+
+ROOT = Path(__file__).parents[2]
+TABLES = dict.fromkeys(["p_table", "g_table", "b_table", "q_table", "table", "fours"], "*i64")
+TYPES = {**TABLES, **dict.fromkeys(["tensors", "numbers"], "*i32"), "momentum": "fp32"}
+KERNELS = ["_squares", "_lars", "_follow"]
+
+
+@pytest.mark.skipif(norm_kernels.triton is None, reason="Triton is not installed")
+def test_kernels_under_the_interpreter() -> None:
+    environment = {
+        **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+    }  # fmt: skip
+    command = [sys.executable, str(Path(__file__).with_name("interpreted_updates.py"))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok  ") > 30
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("name", KERNELS)
+def test_it_compiles_without_spilling(name: str, tmp_path: Path) -> None:
+    ptx = assembly(getattr(update_kernels, name), TYPES, {"PART": update_kernels._PART}, update_kernels._WARPS)
+    assert "ld.global.v4" in ptx, "weights are read by the 16 bytes"
+    assert registers(ptx, tmp_path) * 32 * update_kernels._WARPS <= 2**16 // 4
+
+
+def test_where_there_are_no_kernels() -> None:
+    some = [torch.ones(3)]
+    assert not update_kernels.supports(some, some) or norm_kernels.interpreted()
+    assert not update_kernels.supports([], [])
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    import timm
+
+    torch.manual_seed(0)
+    one = timm.create_model("resnet18", num_classes=300).cuda().to(memory_format=torch.channels_last)
+    other = timm.create_model("resnet18", num_classes=300).cuda().to(memory_format=torch.channels_last)
+    other.load_state_dict(one.state_dict())
+    rate = torch.tensor(0.3, device="cuda")
+    optimisers: list[Any] = [build_optimiser("lars", model, lr=rate, weight_decay=1e-4) for model in (one, other)]
+    optimisers[1]._move_by_kernels = lambda found_inf: False
+    # The last step is captured, and replayed with other gradients where it expects them.
+    for step in range(4):
+        torch.manual_seed(step)
+        found = [torch.randn_like(p) for p in one.parameters()]
+        for model in (one, other):
+            for p, g in zip(model.parameters(), found, strict=True):
+                p.grad = g.clone()
+        for optimiser in optimisers:
+            optimiser.found_inf = torch.tensor(float(step == 1), device="cuda")
+            optimiser.step()
+        assert optimisers[0]._kernels is not None
+        _assert_close(one, other)
+    graph = torch.cuda.CUDAGraph()
+    optimisers[0].found_inf = torch.zeros((), device="cuda")
+    optimisers[1].found_inf = optimisers[0].found_inf
+    with torch.cuda.graph(graph):
+        optimisers[0].step()
+    for p in one.parameters():
+        assert p.grad is not None
+        p.grad.mul_(-2)
+    graph.replay()
+    for p in other.parameters():
+        assert p.grad is not None
+        p.grad.mul_(-2)
+    optimisers[1].step()
+    _assert_close(one, other)
+
+
+def _assert_close(one: nn.Module, other: nn.Module) -> None:
+    for (name, p), q in zip(one.named_parameters(), other.parameters(), strict=True):
+        assert float((p - q).abs().max()) <= 1e-5 * max(1e-3, float(q.abs().max())), name
