@@ -330,7 +330,7 @@ class RunConfig:
     """Where it runs, what it writes and how it watches itself."""
 
     probe: str | None = None
-    """A labelled set of images to measure kNN accuracy on while training; it trains nothing."""
+    """A labelled set of images to measure the features on while training (kNN, linear probe); it trains nothing."""
 
     probe_every: int | None = None
     """Epochs between measurements with labels; by default a tenth of all."""

@@ -30,7 +30,7 @@ STEPS = 4
 """Updates in an epoch."""
 
 # What a run measures of itself and not of what it learns.
-TIMINGS = ("seconds", "images_per_second")
+TIMINGS = ("seconds", "images_per_second", "probe_seconds")
 
 SMALL: dict[str, Any] = {
     "backbone": "conv-small",

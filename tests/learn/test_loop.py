@@ -171,6 +171,18 @@ def test_a_probe_is_matched_by_the_names_of_its_classes(tmp_path: Path) -> None:
     config = small_config(epochs=1, probe=str(tmp_path / "probe.npz"))
     training = run_through(prepared(config, open_source(tmp_path / "train.npz")))
     assert training.metrics[-1]["knn"] == 1
+    assert training.metrics[-1]["linear"] == 1
+    assert 0 < training.metrics[-1]["probe_seconds"] < 60
+
+
+def test_too_few_of_a_class_have_no_linear_probe(tmp_path: Path) -> None:
+    given = example_images(N_IMAGES, size=(8, 8), n_classes=2, seed=3)
+    labels = np.where(np.arange(N_IMAGES) < 3, 2, given.labels)
+    np.savez(tmp_path / "train.npz", images=given.images, labels=labels)
+    config = small_config(epochs=1, probe=str(tmp_path / "train.npz"))
+    row = run_through(prepared(config, open_source(tmp_path / "train.npz"))).metrics[-1]
+    assert "knn" in row
+    assert "linear" not in row
 
 
 def test_a_probe_without_labels_is_refused(tmp_path: Path) -> None:

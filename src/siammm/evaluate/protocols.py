@@ -163,7 +163,7 @@ def _k(measured: Measured, settings: ProtocolSettings, seed: int, first: bool) -
     subject = measured.images
     assert subject.mixture is not None
     curve = [
-        {key: row[key] for key in ("epoch", "n_clusters", "knn", "ami", "majority_accuracy") if key in row}
+        {key: row[key] for key in ("epoch", "n_clusters", "knn", "linear", "ami", "majority_accuracy") if key in row}
         for row in subject.history
         if "n_clusters" in row
     ]

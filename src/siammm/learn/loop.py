@@ -23,11 +23,10 @@ from torch import Tensor, nn
 from siammm.config import TrainConfig, initial_clusters, uses_mixture
 from siammm.data import randomness
 from siammm.data.loader import Loader, open_loader
-from siammm.data.sources import Source, open_source
+from siammm.data.sources import Source
 from siammm.data.view_settings import ViewSettings, views
 from siammm.errors import InputError, ZeroRowWarning
 from siammm.evaluate.clustering import clustering_scores
-from siammm.evaluate.knn import knn_accuracy
 from siammm.evaluate.outliers import outlier_score
 from siammm.learn import checkpoint, distributed, guard
 from siammm.learn.bank import Bank, shard
@@ -37,6 +36,7 @@ from siammm.learn.encode import encode
 from siammm.learn.guard import CollapseError, Health
 from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
 from siammm.learn.optim import build_optimiser, learning_rate, momentum_at
+from siammm.learn.probing import Probes
 from siammm.learn.run import RunFolder
 from siammm.learn.step import Step
 from siammm.mixture import ranks
@@ -45,8 +45,6 @@ from siammm.mixture.samples import Samples
 
 # On a GPU the host looks at the losses this often; on a CPU, after every step.
 _STEPS_BETWEEN_CHECKS = 50
-# Of a labelled training set, at most so many images are compared with each other: the cost grows with the square.
-_PROBED = 50_000
 
 
 class Interrupted(Exception):  # noqa: N818 - a wish, not an error
@@ -174,9 +172,7 @@ class Training:
         self.stop_requested: Callable[[], bool] = lambda: False
         self._saved_at = time.monotonic()
         self._clustered: tuple[int, Samples] | None = None
-        self._probe: tuple[Loader, np.ndarray] | None = None
-        if config.run.probe is not None:
-            self._probe_loader()  # now, and not at the first measurement, hours from here
+        self._probes = Probes(config, self.loader, self.views, device)
 
     # -- Algorithm 1 --------------------------------------------------------------------------------------------------
 
@@ -268,7 +264,7 @@ class Training:
         }
         if self.clustering.components is not None:
             row |= {"n_clusters": self.clustering.n_components, "log_likelihood": self.log_likelihood}
-        if self._is_probed():
+        if self._probes.is_due(self.epoch):
             row |= self.probe()
         self.metrics.append(row)
         problem = guard.diagnose(health, self.loader.n_images)
@@ -344,8 +340,7 @@ class Training:
     def close(self) -> None:
         """Let worker processes go."""
         self.loader.close()
-        if self._probe is not None:
-            self._probe[0].close()
+        self._probes.close()
 
     def _of_all(self, rows: Tensor) -> np.ndarray:
         return ranks.all_gather_rows(rows, self.device).cpu().numpy()
@@ -377,61 +372,15 @@ class Training:
             largest_concentration=float(components.kappa_K.max()),
         )
 
-    def _is_probed(self) -> bool:
-        every = self.config.run.probe_every or max(1, self.config.optimisation.epochs // 10)
-        labelled = self.config.run.probe is not None or self.loader.labels is not None
-        return labelled and (self.epoch % every == 0 or self.epoch == self.config.optimisation.epochs)
-
     def probe(self) -> dict[str, float]:
-        """kNN accuracy of the backbone's features, and agreement of the clusters with the labels; trains nothing."""
-        return dict(self._probed())
-
-    def _probed(self) -> Iterator[tuple[str, float]]:
+        """How good the features and clusters are by the labels, and how long it took to find out; trains nothing."""
+        started = time.monotonic()
+        found = self._probes.measured(self.network)
         own = self.loader.labels
-        features_ND = encode(self.network, self.loader, "features")
-        if self.config.run.probe is not None:
-            loader, labels = self._probe_loader()
-            query = encode(self.network, loader, "features")
-            if own is None:
-                bank, bank_labels, alone = query, labels, True
-            else:
-                bank, bank_labels, alone = features_ND, _codes_like(self.loader, loader), False
-            yield "knn", knn_accuracy(query, labels, bank, bank_labels, leave_one_out=alone, k=_voters(bank_labels))
-        elif own is not None:
-            some = np.unique(np.linspace(0, len(own) - 1, min(len(own), _PROBED)).round().astype(np.int64))
-            row_SD = features_ND[torch.from_numpy(some).to(self.device)]
-            yield "knn", knn_accuracy(row_SD, own[some], row_SD, own[some], leave_one_out=True, k=_voters(own[some]))
         if own is not None and self.clustering.components is not None:
             scores = clustering_scores(own, self._of_all(self.clustering.nearest(self._samples())))
-            yield "ami", scores.ami
-            yield "majority_accuracy", scores.majority_accuracy
-
-    def _probe_loader(self) -> tuple[Loader, np.ndarray]:
-        if self._probe is None:
-            assert self.config.run.probe is not None
-            reading = self.config.reading
-            source = open_source(
-                self.config.run.probe,
-                image_key=reading.image_key,
-                label_key=reading.label_key
-                or None,  # "" reads no labels for training, but a probe is there for its own
-                max_pixels=reading.max_pixels,
-            )
-            if source.labels is None:
-                raise InputError(f"The probe {source.name} has no labels, but kNN accuracy needs them; leave it out.")
-            loader = open_loader(
-                source,
-                self.views,
-                self.device,
-                kind=self.config.reading.loader,
-                seed=0,
-                workers=self.config.reading.workers,
-                limit=self.config.reading.max_bad_images,
-            )
-            labels = loader.labels
-            assert labels is not None
-            self._probe = (loader, labels)
-        return self._probe
+            found |= {"ami": scores.ami, "majority_accuracy": scores.majority_accuracy}
+        return found | {"probe_seconds": time.monotonic() - started}
 
     def _due(self) -> bool:
         return self.run_folder is not None and time.monotonic() - self._saved_at > 60 * self.config.run.save_every
@@ -594,20 +543,3 @@ def _n_components(config: TrainConfig, n_images: int) -> list[int]:
         if k is not None and not 1 <= k <= n_images:
             raise InputError(f"{flag} is {k:,}, but it must be from 1 to the number of images, {n_images:,}.")
     return [initial_clusters(n_images) if first is None else first, *more]
-
-
-def _voters(labels_N: np.ndarray) -> int:
-    """Neighbours that vote: 200, but no more than half of an average class, or the others outvote it."""
-    return max(1, min(200, len(labels_N) // (2 * len(np.unique(labels_N)))))
-
-
-def _codes_like(bank: Loader, probe: Loader) -> np.ndarray:
-    """The labels of the training images in the numbers of the probe's labels, by name where both have names."""
-    labels, ours, theirs = bank.labels, bank.source.label_names, probe.source.label_names
-    assert labels is not None
-    if ours is None or theirs is None or list(ours) == list(theirs):
-        return labels
-    number = {name: code for code, name in enumerate(theirs)}
-    # A class that the probe lacks gets a number of its own: it may be predicted, and is then wrong.
-    codes = np.array([number.setdefault(name, len(number)) for name in ours])
-    return codes[labels]

@@ -28,6 +28,7 @@ _SHOWN = {
     "cluster_loss": "clusters {:.3f}",
     "n_clusters": "K {:,}",
     "knn": "kNN {:.1%}",
+    "linear": "linear {:.1%}",
     "ami": "AMI {:.3f}",
     "images_per_second": "{:,.0f} images/s",
 }

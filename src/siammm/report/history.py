@@ -13,7 +13,7 @@ from siammm.report.plain import is_number, number, printable
 Curves = dict[str, list[tuple[float, float]]]
 
 # About the machine, not about what was learnt.
-_TIMINGS = frozenset({"epoch", "seconds", "images_per_second"})
+_TIMINGS = frozenset({"epoch", "seconds", "images_per_second", "probe_seconds"})
 # A screen has no more columns than this.
 _POINTS = 2000
 

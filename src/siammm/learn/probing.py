@@ -1,0 +1,112 @@
+"""Labels while training: how good the backbone's features are by now. Nothing of this reaches the training.
+
+Measured are kNN accuracy and, where a labelled set stands beside labelled training images, the quick linear probe:
+seconds on a GPU, ten times in a run unless told otherwise, so that they cost next to nothing beside the updates.
+
+Legend:  N images, S some of them, D dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from siammm.config import TrainConfig
+from siammm.data.loader import Loader, open_loader
+from siammm.data.sources import open_source
+from siammm.data.view_settings import ViewSettings
+from siammm.errors import InputError
+from siammm.evaluate.knn import knn_accuracy
+from siammm.evaluate.linear import linear_accuracy
+from siammm.learn.encode import encode
+from siammm.learn.networks import SiameseNetwork
+
+# Of a labelled training set, at most so many images are compared with each other: the cost grows with the square.
+_MOST = 50_000
+# A linear probe chooses its penalty on parts of the training images, which need some of each class.
+_FEWEST_OF_A_CLASS = 5
+
+
+class Probes:
+    """When to measure, and on what: a labelled set of its own, or the labels that the training images have."""
+
+    def __init__(
+        self, config: TrainConfig, loader: Loader, views: tuple[ViewSettings, ViewSettings], device: torch.device
+    ) -> None:
+        self.config, self.loader, self.device = config, loader, device
+        # Opened now, and not at the first measurement, hours from here.
+        self._own_set = None if config.run.probe is None else _opened(config, views, device)
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether to measure after so many epochs."""
+        epochs = self.config.optimisation.epochs
+        every = self.config.run.probe_every or max(1, epochs // 10)
+        labelled = self._own_set is not None or self.loader.labels is not None
+        return labelled and (epoch % every == 0 or epoch == epochs)
+
+    def measured(self, network: SiameseNetwork) -> dict[str, float]:
+        """The accuracies of the backbone's features."""
+        return dict(self._measured(network))
+
+    def close(self) -> None:
+        """Let worker processes go."""
+        if self._own_set is not None:
+            self._own_set.close()
+
+    def _measured(self, network: SiameseNetwork) -> Iterator[tuple[str, float]]:
+        own = self.loader.labels
+        features_ND = encode(network, self.loader, "features")
+        if self._own_set is None:
+            assert own is not None
+            some = np.unique(np.linspace(0, len(own) - 1, min(len(own), _MOST)).round().astype(np.int64))
+            row_SD = features_ND[torch.from_numpy(some).to(self.device)]
+            yield "knn", knn_accuracy(row_SD, own[some], row_SD, own[some], leave_one_out=True, k=_voters(own[some]))
+            return
+        query, labels = encode(network, self._own_set, "features"), self._own_set.labels
+        assert labels is not None
+        if own is None:
+            yield "knn", knn_accuracy(query, labels, query, labels, leave_one_out=True, k=_voters(labels))
+            return
+        codes = _codes_like(self.loader, self._own_set)
+        yield "knn", knn_accuracy(query, labels, features_ND, codes, k=_voters(codes))
+        counts = np.unique(codes, return_counts=True)[1]
+        if len(counts) > 1 and counts.min() >= _FEWEST_OF_A_CLASS:
+            yield "linear", linear_accuracy(features_ND, codes, query, labels)
+
+
+def _opened(config: TrainConfig, views: tuple[ViewSettings, ViewSettings], device: torch.device) -> Loader:
+    """The labelled set, read as the training images are."""
+    reading = config.reading
+    assert config.run.probe is not None
+    source = open_source(
+        config.run.probe,
+        image_key=reading.image_key,
+        label_key=reading.label_key or None,  # "" reads no labels for training, but a probe is there for its own
+        max_pixels=reading.max_pixels,
+    )
+    if source.labels is None:
+        raise InputError(f"The probe {source.name} has no labels, but kNN accuracy needs them; leave it out.")
+    return open_loader(
+        source, views, device, kind=reading.loader, seed=0, workers=reading.workers, limit=reading.max_bad_images
+    )
+
+
+def _voters(labels_N: np.ndarray) -> int:
+    """Neighbours that vote: 200, but no more than half of an average class, or the others outvote it."""
+    return max(1, min(200, len(labels_N) // (2 * len(np.unique(labels_N)))))
+
+
+def _codes_like(bank: Loader, probe: Loader) -> np.ndarray:
+    """The labels of the training images in the numbers of the probe's labels, by name where both have names."""
+    labels = bank.labels
+    ours: Sequence[str] | None = bank.source.label_names
+    theirs: Sequence[str] | None = probe.source.label_names
+    assert labels is not None
+    if ours is None or theirs is None or list(ours) == list(theirs):
+        return labels
+    number = {name: code for code, name in enumerate(theirs)}
+    # A class that the probe lacks gets a number of its own: it may be predicted, and is then wrong.
+    codes = np.array([number.setdefault(name, len(number)) for name in ours])
+    return codes[labels]
