@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from siammm.mixture import eightbit, neighbours
+from siammm.mixture import cpu_kernels, eightbit, neighbours
 from siammm.mixture.eightbit import Bytes
 
 pytestmark = pytest.mark.skipif(eightbit._int_mm is None, reason="this torch does not multiply bytes")
@@ -22,6 +22,21 @@ def rows(n: int, d: int, seed: int, *, rank: int | None = None) -> torch.Tensor:
     return normalize(torch.randn(n, rank, generator=generator) @ torch.randn(rank, d, generator=generator), dim=1)
 
 
+@pytest.fixture(params=["operations", "compiled"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to the answer, whatever the sizes."""
+    monkeypatch.setattr(cpu_kernels, "_LEAST_WORK", 0)
+    if request.param == "operations":
+        monkeypatch.setattr(cpu_kernels, "multiplies_bytes", lambda: False)
+    elif not cpu_kernels.multiplies_bytes():
+        pytest.skip("no C compiler, or no CPU that multiplies bytes")
+    return request.param
+
+
+both_ways = pytest.mark.usefixtures("way")
+
+
+@both_ways
 @pytest.mark.parametrize("n_neighbours", [1, 2, 5, 12])
 @pytest.mark.parametrize(("k", "d"), [(100, 64), (257, 96), (1000, 65), (3001, 128)])
 def test_equals_a_full_sort(k: int, d: int, n_neighbours: int) -> None:
@@ -34,6 +49,7 @@ def test_equals_a_full_sort(k: int, d: int, n_neighbours: int) -> None:
     assert differs.float().mean() < 1e-3
 
 
+@both_ways
 def test_rows_that_bytes_cannot_tell_apart_are_searched_in_full() -> None:
     """Components in tight bunches of twenty, more than the second round of candidates holds."""
     bunches = rows(30, 64, 2)
@@ -44,6 +60,14 @@ def test_rows_that_bytes_cannot_tell_apart_are_searched_in_full() -> None:
     torch.testing.assert_close(score, (x @ w.T).topk(3, dim=1).values, rtol=0, atol=1e-6)
 
 
+@both_ways
+def test_double_precision_stays_double() -> None:
+    x, w = rows(100, 64, 19).double(), rows(200, 64, 20).double()
+    score, _ = eightbit.nearest(x, w, 2)
+    torch.testing.assert_close(score, (x @ w.T).topk(2, dim=1).values, rtol=0, atol=1e-12)
+
+
+@both_ways
 def test_rounded_rows_may_be_kept() -> None:
     x, w = rows(900, 64, 5), rows(300, 64, 6)
     kept = Bytes.of(x)
@@ -60,6 +84,16 @@ def test_rounding_is_up_or_down_and_right_on_average() -> None:
         assert off.mean(dim=0).abs().max() < 0.05
 
 
+def test_the_largest_number_stays_a_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded up by the highest draw there is, it must not become 128, which as a byte is -128."""
+    almost_one = torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
+    monkeypatch.setattr(eightbit, "_dither", lambda d, *, seed: almost_one.expand(eightbit._ROWS, d))
+    x = rows(500, 64, 18).abs()
+    for common in (False, True):
+        assert (Bytes.of(x, common_step=common).code_ND >= 0).all()
+
+
+@both_ways
 @pytest.mark.parametrize("kind", ["sparse", "one-hot", "one huge coordinate", "signs", "positive", "two values"])
 @pytest.mark.parametrize("n_neighbours", [1, 5])
 def test_hostile_rows_are_still_float32s(kind: str, n_neighbours: int) -> None:
@@ -89,6 +123,7 @@ def test_hostile_rows_are_still_float32s(kind: str, n_neighbours: int) -> None:
     torch.testing.assert_close(score.double(), exact, rtol=0, atol=3e-6)
 
 
+@both_ways
 def test_zero_rows_and_copies_are_harmless() -> None:
     x, w = rows(500, 64, 8), rows(300, 64, 9)
     x[3] = 0
@@ -119,6 +154,7 @@ def test_scores_without_sparse_products(monkeypatch: pytest.MonkeyPatch) -> None
     torch.testing.assert_close(eightbit._scores(x, w, index), direct)
 
 
+@both_ways
 def test_searching_in_threads_leaves_the_filters_of_warnings_alone() -> None:
     before = list(warnings.filters)
     x, w = rows(3000, 64, 13), rows(400, 64, 14)
@@ -127,6 +163,7 @@ def test_searching_in_threads_leaves_the_filters_of_warnings_alone() -> None:
     assert list(warnings.filters) == before
 
 
+@both_ways
 @pytest.mark.parametrize("n_neighbours", [1, 5])
 def test_components_in_a_narrow_cone(n_neighbours: int) -> None:
     """Their mean is taken off; without that every row would be searched in full."""

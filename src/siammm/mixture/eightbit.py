@@ -10,6 +10,9 @@ with mean 0 whatever the data: rounded to the nearest, rows of few different val
 unit length it then exceeds c sqrt(step_x^2 |w|^2 + step_w^2) with a probability of at most exp(-2 c^2) (Hoeffding),
 5e-8 for the c used here.
 
+Two ways to the same answer: in one pass of compiled code where that can be had and pays (``cpu_kernels.py``), and by
+torch's operations. The first picks out as many candidates as a row needs, the second a fixed number, then some more.
+
 Legend:  N samples, K components, D dimensions, H neighbours, C candidates, G groups;  x samples, w components.
 """
 
@@ -27,7 +30,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from siammm.mixture import cpu_kernels
+
 _REACH = 2.9
+# Steps to the largest number of a row. A little below 127: rounded up, that would be 128, which is no byte.
+_STEPS = 126.99
 # Components whose mean has a squared length above this lie in a cone.
 _CONE = 0.25
 # Candidates beyond H: each costs a score, and saves a search of the rows where it settles the matter.
@@ -70,7 +77,7 @@ class Bytes:
         for start in range(0, x_ND.shape[0], _ROWS):
             piece = slice(start, start + _ROWS)
             x = x_ND[piece]
-            step = (x.abs().amax(dim=1).clamp_min(1e-30) if largest is None else largest.expand(x.shape[0])) / 127
+            step = (x.abs().amax(dim=1).clamp_min(1e-30) if largest is None else largest.expand(x.shape[0])) / _STEPS
             code_ND[piece] = (x / step[:, None]).add_(dither_ND[: x.shape[0]]).floor_().to(torch.int8)
             step_N[piece] = step
         return cls(code_ND, step_N)
@@ -84,32 +91,98 @@ def nearest(x_ND: Tensor, w_KD: Tensor, n_neighbours: int, x_bytes: Bytes | None
 
     ``x_bytes`` are the rows rounded, for a caller who searches the same rows again and again.
     """
-    n, k = x_ND.shape[0], w_KD.shape[0]
+    k = w_KD.shape[0]
     if k <= 4 * (n_neighbours + _SECOND_SPARE):  # nothing to be won
         return _searched(x_ND, w_KD, n_neighbours)
+    components = _Rounded.of(w_KD)
+    if (
+        cpu_kernels.worthwhile(x_ND, k, x_ND.shape[1])
+        and x_ND.shape[1] <= cpu_kernels.MAX_DIMENSIONS
+        and n_neighbours <= cpu_kernels.MAX_NEIGHBOURS
+        and cpu_kernels.multiplies_bytes()
+    ):
+        found = _compiled(x_ND, components, n_neighbours, Bytes.of(x_ND) if x_bytes is None else x_bytes)
+        if found is not None:
+            return found
+    return _by_operations(x_ND, components, n_neighbours, x_bytes)
+
+
+@dataclass(frozen=True)
+class _Rounded:
+    """Components as bytes, and how far these may be off."""
+
+    w_KD: Tensor
+    bytes: Bytes
+    step: float
+    longest: float
+    mean_D: Tensor | None
+    """What was taken off: without their mean the components have the same order for every row, and in a narrow cone
+    far finer steps; elsewhere it would only cost a product."""
+
+    @classmethod
+    def of(cls, w_KD: Tensor) -> _Rounded:
+        mean_D = w_KD.mean(dim=0)
+        cone = float(mean_D.square().sum()) > _CONE
+        apart_KD = w_KD - mean_D if cone else w_KD
+        low = Bytes.of(apart_KD, common_step=True)
+        longest = float(apart_KD.square().sum(dim=1).amax()) ** 0.5
+        return cls(w_KD, low, float(low.step_N[0]), longest, mean_D if cone else None)
+
+    def hidden(self, x_step_N: Tensor) -> Tensor:
+        """How much more a score can be than its product in bytes is worth, but for the mean's part."""
+        return _REACH * ((x_step_N * self.longest) ** 2 + self.step**2).sqrt()
+
+    def reach(self, x_ND: Tensor, x_step_N: Tensor) -> Tensor:
+        """How much more a score can be than its product in bytes is worth."""
+        hidden_N = self.hidden(x_step_N)
+        return hidden_N if self.mean_D is None else hidden_N + x_ND @ self.mean_D
+
+
+def _compiled(x_ND: Tensor, components: _Rounded, n_neighbours: int, low: Bytes) -> tuple[Tensor, Tensor] | None:
+    """All in one pass, but for rows in which too many components lie too close together."""
+    scale_N = low.step_N * components.step
+    # The H-th best score is at least the H-th highest product's worth less what is hidden, so a component takes part
+    # only if its product is less by no more than twice that; the pass notices where chance would have it otherwise.
+    slack_N = (2 * components.hidden(low.step_N) / scale_N + 1).clamp_max(2.0**29).int()
+    found = cpu_kernels.nearest(
+        x_ND,
+        low.code_ND,
+        components.w_KD,
+        components.bytes.code_ND,
+        n_neighbours,
+        scale_N=scale_N,
+        reach_N=components.reach(x_ND, low.step_N),
+        slack_N=slack_N,
+    )
+    if found is None:
+        return None
+    score_NH, index_NH, doubtful_N = found
+    for rows in doubtful_N.nonzero()[:, 0].split(_ROWS):
+        score_NH[rows], index_NH[rows] = _searched(x_ND[rows], components.w_KD, n_neighbours)
+    return score_NH, index_NH
+
+
+def _by_operations(
+    x_ND: Tensor, components: _Rounded, n_neighbours: int, x_bytes: Bytes | None
+) -> tuple[Tensor, Tensor]:
+    """The products of a chunk by one operation of torch, and a few more to find the highest."""
+    n, w_KD = x_ND.shape[0], components.w_KD
+    k = w_KD.shape[0]
     n_scored = 1 if n_neighbours == 1 else n_neighbours + _SPARE
     # As many numbers to look at in the groups' maxima as then within the best groups.
     n_groups = 8 * math.ceil(math.sqrt((n_scored + 1) * k) / 8)
-    # Without their mean the components have the same order for every row, and in a narrow cone far finer steps;
-    # elsewhere it would only cost a product.
-    mean_D = w_KD.mean(dim=0)
-    cone = float(mean_D.square().sum()) > _CONE
-    apart_KD = w_KD - mean_D if cone else w_KD
-    w_bytes = Bytes.of(functional.pad(apart_KD, (0, 0, 0, -k % n_groups)), common_step=True)
-    step, longest = float(w_bytes.step_N[0]), float(apart_KD.square().sum(dim=1).amax()) ** 0.5
+    w_code_KD = functional.pad(components.bytes.code_ND, (0, 0, 0, -k % n_groups))
     score_NH = x_ND.new_empty(n, n_neighbours)
     index_NH = torch.empty(n, n_neighbours, dtype=torch.int64)
-    buffer = torch.empty(min(n, _ROWS), w_bytes.code_ND.shape[0], dtype=torch.int32)
+    buffer = torch.empty(min(n, _ROWS), w_code_KD.shape[0], dtype=torch.int32)
     for start in range(0, n, _ROWS):
         piece = slice(start, start + _ROWS)
         x = x_ND[piece]
         low = Bytes.of(x) if x_bytes is None else x_bytes[piece]
-        product_NK = _int_mm(low.code_ND, w_bytes.code_ND.T, out=buffer[: x.shape[0]])
+        product_NK = _int_mm(low.code_ND, w_code_KD.T, out=buffer[: x.shape[0]])
         product_NK[:, k:] = _LEAST
-        reach_N = _REACH * ((low.step_N * longest) ** 2 + step**2).sqrt()
-        if cone:
-            reach_N += x @ mean_D
-        search = _Search(x, w_KD, product_NK, n_groups, low.step_N * step, reach_N)
+        reach_N = components.reach(x, low.step_N)
+        search = _Search(x, w_KD, product_NK, n_groups, low.step_N * components.step, reach_N)
         score_NH[piece], index_NH[piece], doubtful = search.decided(n_neighbours, n_scored)
         if doubtful.numel():
             # Ever fewer rows: more candidates first, then the whole row.

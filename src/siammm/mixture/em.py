@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from siammm.mixture import kernels, neighbours, ranks
+from siammm.mixture import cpu_kernels, kernels, neighbours, ranks
 from siammm.mixture.components import Components
 from siammm.mixture.eightbit import Bytes
 from siammm.mixture.neighbours import Backend
@@ -91,11 +91,21 @@ def weigh(
     if n_neighbours == 1:
         return index_NH, torch.ones_like(score_NH), log_joint_NH[:, 0]
     if assignment.by_density:
-        return index_NH, log_joint_NH.softmax(dim=1), log_joint_NH.logsumexp(dim=1)
+        return index_NH, _softmax(log_joint_NH, k, d), _log_sum(log_joint_NH, k, d)
     logit_NH = components.similarity(score_NH, x_ND) / assignment.temperature
     if assignment.size_weighting:
         logit_NH = logit_NH + components.weight_K.clamp_min(1e-300).log().to(logit_NH)[index_NH]
-    return index_NH, logit_NH.softmax(dim=1), log_joint_NH.logsumexp(dim=1)
+    return index_NH, _softmax(logit_NH, k, d), _log_sum(log_joint_NH, k, d)
+
+
+def _softmax(logit_NH: Tensor, k: int, d: int) -> Tensor:
+    found = cpu_kernels.shares(logit_NH) if cpu_kernels.worthwhile(logit_NH, k, d) else None
+    return logit_NH.softmax(dim=1) if found is None else found[0]
+
+
+def _log_sum(logit_NH: Tensor, k: int, d: int) -> Tensor:
+    found = cpu_kernels.shares(logit_NH) if cpu_kernels.worthwhile(logit_NH, k, d) else None
+    return logit_NH.logsumexp(dim=1) if found is None else found[1]
 
 
 def e_step(samples: Samples, components: Components, assignment: Assignment) -> Statistics:
@@ -137,6 +147,10 @@ def sums_by_component(t_NF: Tensor, index_NH: Tensor, weight_NH: Tensor, k: int)
     """How much each component was given, count_K, and the weighted sum of the statistics it was given, total_KF."""
     if t_NF.is_cuda and kernels.available() and t_NF.dtype == torch.float32:
         return kernels.sums_by_component(t_NF, index_NH, weight_NH, k)
+    if cpu_kernels.worthwhile(t_NF, k, t_NF.shape[1]):
+        found = cpu_kernels.sums_by_component(t_NF, index_NH, weight_NH, k)
+        if found is not None:
+            return found
     n_neighbours = index_NH.shape[1]
     flat = index_NH.reshape(-1)
     count_K = torch.bincount(flat, weights=_widest(weight_NH.reshape(-1)), minlength=k)

@@ -4,7 +4,8 @@ What is ranked is an affine score ``x . w_k + b_k``: the cosine for directions, 
 for a constant of the sample) for Gaussian components. N x K scores never exist at once. Three ways to the same answer:
 
 - *torch*, any device: product and top-k in chunks that stay in cache.
-- *low precision*, CPUs that multiply bytes: int8 products propose, float32 decides (``eightbit.py``).
+- *low precision*, CPUs that multiply bytes: int8 products propose, float32 decides (``eightbit.py``), in compiled code
+  where a C compiler is at hand (``cpu_kernels.py``).
 - *triton*, CUDA: one kernel that fuses product and top H, then a re-rank in float32 (``kernels.py``).
 
 Legend:  N samples, K components, D dimensions, H neighbours;  x samples, w and b the affine score of a component.

@@ -1,0 +1,645 @@
+/* What takes the time of an iteration on a CPU, compiled on the user's machine (see cpu_kernels.py).
+
+   siammm_nearest: the H components with the highest x.w for every row. Bytes propose: a tile of int8 products stays in
+   the cache while the highest of it are picked out. float32 decides: the picked components are scored, until what is
+   left cannot reach the H-th best score (eightbit.py has the bound). Rows that this does not settle are marked.
+
+   siammm_shares: the softmax of short rows, and the logarithm of the sum of their exponentials.
+
+   siammm_sums: how much of the rows each component was given, and the weighted sum of them.
+
+   Threads take parts of the work as they become free. No result depends on which thread took what; only the sums depend
+   on how many there are, as they are added up in another order.
+
+   Legend: n rows, k components, d columns, h neighbours; x rows, w components. */
+
+#include <float.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__) || defined(__AVXVNNI__)
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* ---- vectors of int32, as wide as the CPU multiplies bytes ---- */
+
+/* Tests build all three kinds, with NARROW and without the CPU's own instructions. */
+#if defined(__AVX512VNNI__) && !defined(NARROW)
+
+#define LANES 16
+#define TILE_ROWS 6
+#define TILE_VECTORS 4
+typedef __m512i ints;
+INLINE ints ints_load(const void *p) { return _mm512_loadu_si512(p); }
+INLINE void ints_store(void *p, ints a) { _mm512_storeu_si512(p, a); }
+INLINE ints ints_all(int32_t a) { return _mm512_set1_epi32(a); }
+INLINE ints ints_max(ints a, ints b) { return _mm512_max_epi32(a, b); }
+INLINE int32_t ints_highest(ints a) { return _mm512_reduce_max_epi32(a); }
+INLINE uint32_t ints_at_least(ints a, ints b) { return _mm512_cmpge_epi32_mask(a, b); }
+INLINE ints ints_without(ints a, ints b) { return _mm512_mask_set1_epi32(a, _mm512_cmpeq_epi32_mask(a, b), INT32_MIN); }
+/* acc += the sum of four products of unsigned and signed bytes, in each lane. By its name, since compilers that are
+   given the intrinsic move the sums in and out of memory, which takes twice as long. */
+#define ADD_PRODUCTS(acc, bytes, four) __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(bytes), "v"(four))
+
+#elif defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
+
+#define LANES 8
+#define TILE_ROWS 4
+#define TILE_VECTORS 2
+typedef __m256i ints;
+INLINE ints ints_load(const void *p) { return _mm256_loadu_si256(p); }
+INLINE void ints_store(void *p, ints a) { _mm256_storeu_si256(p, a); }
+INLINE ints ints_all(int32_t a) { return _mm256_set1_epi32(a); }
+INLINE ints ints_max(ints a, ints b) { return _mm256_max_epi32(a, b); }
+INLINE int32_t ints_highest(ints a) {
+    int32_t lane[8], best;
+    _mm256_storeu_si256((__m256i *)lane, a);
+    best = lane[0];
+    for (int i = 1; i < 8; i++) best = lane[i] > best ? lane[i] : best;
+    return best;
+}
+INLINE uint32_t ints_at_least(ints a, ints b) {
+    return 0xff & ~(uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)));
+}
+INLINE ints ints_without(ints a, ints b) {
+    return _mm256_blendv_epi8(a, _mm256_set1_epi32(INT32_MIN), _mm256_cmpeq_epi32(a, b));
+}
+#if defined(__AVXVNNI__)
+#define ADD_PRODUCTS(acc, bytes, four) __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(bytes), "x"(four))
+#else
+#define ADD_PRODUCTS(acc, bytes, four) __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(bytes), "v"(four))
+#endif
+
+#else /* right on any CPU, but slow: nothing in the package uses it there but the tests */
+
+#define PLAIN
+#define LANES 8
+#define TILE_ROWS 2
+#define TILE_VECTORS 1
+typedef struct {
+    int32_t lane[LANES];
+} ints;
+INLINE ints ints_load(const void *p) {
+    ints a;
+    memcpy(&a, p, sizeof a);
+    return a;
+}
+INLINE void ints_store(void *p, ints a) { memcpy(p, &a, sizeof a); }
+INLINE ints ints_all(int32_t b) {
+    ints a;
+    for (int i = 0; i < LANES; i++) a.lane[i] = b;
+    return a;
+}
+INLINE ints ints_max(ints a, ints b) {
+    for (int i = 0; i < LANES; i++) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
+    return a;
+}
+INLINE int32_t ints_highest(ints a) {
+    int32_t best = a.lane[0];
+    for (int i = 1; i < LANES; i++) best = a.lane[i] > best ? a.lane[i] : best;
+    return best;
+}
+INLINE uint32_t ints_at_least(ints a, ints b) {
+    uint32_t mask = 0;
+    for (int i = 0; i < LANES; i++) mask |= (uint32_t)(a.lane[i] >= b.lane[i]) << i;
+    return mask;
+}
+INLINE ints ints_without(ints a, ints b) {
+    for (int i = 0; i < LANES; i++) a.lane[i] = a.lane[i] == b.lane[i] ? INT32_MIN : a.lane[i];
+    return a;
+}
+INLINE ints added_products(ints acc, ints bytes, ints four) {
+    uint8_t a[4 * LANES];
+    int8_t b[4 * LANES];
+    memcpy(a, &bytes, sizeof a);
+    memcpy(b, &four, sizeof b);
+    for (int i = 0; i < 4 * LANES; i++) acc.lane[i / 4] += (int32_t)a[i] * b[i];
+    return acc;
+}
+#define ADD_PRODUCTS(acc, bytes, four) acc = added_products(acc, bytes, four)
+
+#endif
+
+#define TILE_COLUMNS (LANES * TILE_VECTORS)
+/* Rows that meet a tile of components while it is in the first cache. */
+#define BLOCK 48
+/* Components whose products with a block of rows are held at once: 192 KB, a part of the second cache. */
+#define PANEL 1024
+/* Column c is in group c mod GROUPS. The H-th highest of the groups' maxima is a bound on the H-th highest of all. */
+#define GROUPS 64
+#define GROUP_VECTORS (GROUPS / LANES)
+#define MAX_NEIGHBOURS 32
+/* Components picked out for a row; a row with more is left to a full search. */
+#define PICKED 256
+/* What a column that stands for no component starts from: lower than any product can make up for. */
+#define NOWHERE (INT32_MIN / 2)
+
+/* ---- threads ---- */
+
+#ifndef SHARED_THREADS
+#define SHARED_THREADS 1
+#endif
+
+typedef struct {
+    void (*work)(void *job, int64_t *next);
+    void *job;
+    int64_t next;
+} team;
+
+static void member(void *argument) {
+    team *of = argument;
+    of->work(of->job, &of->next);
+}
+
+static void *member_alone(void *argument) {
+    member(argument);
+    return NULL;
+}
+
+/* OpenMP's own, if torch has brought it into the process; not linked to, since another copy than torch's would not do.
+   torch's threads stay awake for some milliseconds after each of its operations, in wait for the next one. Others would
+   have to fight them for the cores; these are at hand. */
+extern void GOMP_parallel(void (*work)(void *), void *job, unsigned n_threads, unsigned flags) __attribute__((weak));
+
+/* Have so many threads, this one among them, take parts until none is left. */
+static void together(void (*work)(void *, int64_t *), void *job, int n_threads) {
+    enum { MOST = 256 };
+    team all = {work, job, 0};
+    if (n_threads > 1 && SHARED_THREADS && GOMP_parallel) {
+        GOMP_parallel(member, &all, (unsigned)n_threads, 0);
+        return;
+    }
+    pthread_t other[MOST];
+    int started = 0;
+    while (started < n_threads - 1 && started < MOST && !pthread_create(&other[started], NULL, member_alone, &all))
+        started++;
+    member(&all);
+    while (started) pthread_join(other[--started], NULL);
+}
+
+INLINE int64_t taken(int64_t *next) { return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); }
+
+/* ---- the nearest components ---- */
+
+typedef struct {
+    int64_t n, k, d, h;
+    const float *x;
+    const int8_t *x_code;
+    const float *w;
+    const uint8_t *packed;
+    /* A score is at most product * scale + reach, for the product in bytes. */
+    const float *scale;
+    const float *reach;
+    /* Products less than the H-th highest by more than this cannot matter, but for an error that is noticed. */
+    const int32_t *slack;
+    float *score;
+    int64_t *index;
+    uint8_t *doubtful;
+    int failed;
+} search;
+
+typedef struct {
+    int8_t *code;
+    int32_t *product;
+    int32_t maxima[BLOCK][GROUPS];
+    int32_t picked_index[BLOCK][PICKED];
+    int32_t picked_product[BLOCK][PICKED];
+    int picked[BLOCK];
+    int too_many[BLOCK];
+    int32_t bound[BLOCK];
+    int32_t least[BLOCK];
+    int32_t offset[BLOCK];
+} scratch;
+
+INLINE int64_t fours(int64_t d) { return (d + 3) / 4; }
+INLINE int64_t padded(int64_t k) { return (k + TILE_COLUMNS - 1) / TILE_COLUMNS * TILE_COLUMNS; }
+
+/* Whether bytes are multiplied in hardware; if not, float32 is faster. */
+int siammm_multiplies_bytes(void) {
+#if defined(PLAIN)
+    return 0;
+#else
+    return 1;
+#endif
+}
+
+int64_t siammm_packed_bytes(int64_t k, int64_t d) { return padded(k) * fours(d) * 4; }
+
+/* Components in the order in which they are multiplied: by tile, by four columns, by component. The bytes are made
+   unsigned by adding 128, as the CPU wants one of two factors; this adds the same to all products of a row. */
+void siammm_pack(const int8_t *w_code, int64_t k, int64_t d, uint8_t *packed) {
+    int64_t d4 = fours(d);
+    memset(packed, 128, (size_t)siammm_packed_bytes(k, d));
+    for (int64_t c = 0; c < k; c++) {
+        uint8_t *to = packed + c / TILE_COLUMNS * TILE_COLUMNS * d4 * 4 + c % TILE_COLUMNS * 4;
+        for (int64_t j = 0; j < d; j++)
+            to[j / 4 * TILE_COLUMNS * 4 + j % 4] = (uint8_t)w_code[c * d + j] ^ 0x80;
+    }
+}
+
+/* The products of TILE_ROWS rows with one tile of components, and the maxima of the groups so far. */
+INLINE void multiply(const int8_t *code, const uint8_t *packed, int64_t d4, int32_t *product, int32_t *maxima) {
+    ints sum[TILE_ROWS][TILE_VECTORS];
+    for (int r = 0; r < TILE_ROWS; r++)
+        for (int v = 0; v < TILE_VECTORS; v++) sum[r][v] = ints_all(0);
+    for (int64_t i = 0; i < d4; i++) {
+        ints bytes[TILE_VECTORS];
+        for (int v = 0; v < TILE_VECTORS; v++) bytes[v] = ints_load(packed + (i * TILE_VECTORS + v) * LANES * 4);
+        for (int r = 0; r < TILE_ROWS; r++) {
+            int32_t four;
+            memcpy(&four, code + (i * TILE_ROWS + r) * 4, 4);
+            ints all = ints_all(four);
+            for (int v = 0; v < TILE_VECTORS; v++) ADD_PRODUCTS(sum[r][v], bytes[v], all);
+        }
+    }
+    for (int r = 0; r < TILE_ROWS; r++)
+        for (int v = 0; v < TILE_VECTORS; v++) {
+            int32_t *highest = maxima + r * GROUPS + v * LANES;
+            ints_store(product + r * PANEL + v * LANES, sum[r][v]);
+            ints_store(highest, ints_max(ints_load(highest), sum[r][v]));
+        }
+}
+
+/* The last tile, where some columns stand for no component. */
+static void multiply_last(
+    const int8_t *code, const uint8_t *packed, int64_t d4, int32_t *product, int32_t *maxima, int64_t columns
+) {
+    int32_t ignored[TILE_ROWS * GROUPS];
+    for (int i = 0; i < TILE_ROWS * GROUPS; i++) ignored[i] = INT32_MIN;
+    multiply(code, packed, d4, product, ignored);
+    for (int r = 0; r < TILE_ROWS; r++) {
+        for (int64_t c = 0; c < columns; c++) {
+            int32_t here = product[r * PANEL + c], *highest = maxima + r * GROUPS + c;
+            *highest = here > *highest ? here : *highest;
+        }
+        for (int64_t c = columns; c < TILE_COLUMNS; c++) product[r * PANEL + c] = NOWHERE;
+    }
+}
+
+/* The rows of a block as they are multiplied: by TILE_ROWS rows, by four columns, by row; zeros where none are. */
+static void lay_out(const search *job, int64_t first, int rows, scratch *own) {
+    int64_t d4 = fours(job->d);
+    memset(own->code, 0, (size_t)(BLOCK * d4 * 4));
+    for (int r = 0; r < rows; r++) {
+        const int8_t *from = job->x_code + (first + r) * job->d;
+        int8_t *to = own->code + (r / TILE_ROWS * TILE_ROWS * d4 + r % TILE_ROWS) * 4;
+        int32_t sum = 0;
+        int64_t j = 0;
+        for (; j + 4 <= job->d; j += 4) memcpy(to + j * TILE_ROWS, from + j, 4);
+        for (; j < job->d; j++) to[j / 4 * 4 * TILE_ROWS + j % 4] = from[j];
+        for (j = 0; j < job->d; j++) sum += from[j];
+        own->offset[r] = 128 * sum;
+        own->picked[r] = own->too_many[r] = 0;
+    }
+}
+
+/* The h-th highest of the groups' maxima, or less where some are equal. A group without components has INT32_MIN. */
+static int32_t lower_bound(const int32_t *maxima, int64_t h) {
+    ints left[GROUP_VECTORS];
+    int32_t bound = NOWHERE;
+    for (int v = 0; v < GROUP_VECTORS; v++) left[v] = ints_load(maxima + v * LANES);
+    for (int64_t i = 0; i < h; i++) {
+        ints best = left[0];
+        for (int v = 1; v < GROUP_VECTORS; v++) best = ints_max(best, left[v]);
+        int32_t highest = ints_highest(best);
+        if (highest == INT32_MIN) break; /* all groups are equal to one of those before, and they are more than h */
+        bound = highest;
+        best = ints_all(highest);
+        for (int v = 0; v < GROUP_VECTORS; v++) left[v] = ints_without(left[v], best);
+    }
+    return bound;
+}
+
+/* Drop what later panels have shown to be too low. */
+static void weed(scratch *own, int r, int32_t least) {
+    int kept = 0;
+    for (int i = 0; i < own->picked[r]; i++)
+        if (own->picked_product[r][i] >= least) {
+            own->picked_index[r][kept] = own->picked_index[r][i];
+            own->picked_product[r][kept++] = own->picked_product[r][i];
+        }
+    own->picked[r] = kept;
+}
+
+/* Pick out the components of a panel whose products are high enough. */
+static void pick(scratch *own, int r, int64_t first, int64_t columns, int64_t h, int32_t slack) {
+    const int32_t *product = own->product + r * PANEL;
+    own->bound[r] = lower_bound(own->maxima[r], h);
+    own->least[r] = own->bound[r] - slack;
+    if (first) weed(own, r, own->least[r]);
+    ints threshold = ints_all(own->least[r]);
+    int count = own->picked[r];
+    for (int64_t start = 0; start < columns; start += 64) {
+        uint64_t mask = 0;
+        for (int v = 0; v < 64 / LANES; v++)
+            mask |= (uint64_t)ints_at_least(ints_load(product + start + v * LANES), threshold) << (v * LANES);
+        while (mask) {
+            int64_t c = start + __builtin_ctzll(mask);
+            mask &= mask - 1;
+            if (count == PICKED) {
+                own->too_many[r] = 1;
+                return;
+            }
+            own->picked_index[r][count] = (int32_t)(first + c);
+            own->picked_product[r][count++] = product[c];
+        }
+    }
+    own->picked[r] = count;
+}
+
+typedef float floats __attribute__((vector_size(64), aligned(4), may_alias));
+
+INLINE float dot(const float *a, const float *b, int64_t d) {
+    floats sum[4] = {{0}, {0}, {0}, {0}};
+    int64_t j = 0;
+    for (; j + 64 <= d; j += 64)
+        for (int v = 0; v < 4; v++)
+            sum[v] += *(const floats *)(a + j + 16 * v) * *(const floats *)(b + j + 16 * v);
+    for (; j + 16 <= d; j += 16) sum[0] += *(const floats *)(a + j) * *(const floats *)(b + j);
+    sum[0] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    float total = 0;
+    for (; j < d; j++) total += a[j] * b[j];
+#if defined(__AVX512F__)
+    return total + _mm512_reduce_add_ps((__m512)sum[0]);
+#else
+    float lane[16];
+    memcpy(lane, &sum[0], sizeof lane);
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    return total + lane[0];
+#endif
+}
+
+/* Put a scored component in its place among the best; of equals the first comes first. */
+INLINE void place(float *score, int64_t *index, int64_t h, float new_score, int64_t new_index) {
+    if (!(new_score > score[h - 1] || (new_score == score[h - 1] && new_index < index[h - 1]))) return;
+    int64_t at = h - 1;
+    for (; at && (new_score > score[at - 1] || (new_score == score[at - 1] && new_index < index[at - 1])); at--) {
+        score[at] = score[at - 1];
+        index[at] = index[at - 1];
+    }
+    score[at] = new_score;
+    index[at] = new_index;
+}
+
+/* Score what was picked out, the promising first, and the rest as long as it could still be among the best. */
+static void decide(const search *job, const scratch *own, int64_t row, int r) {
+    float *score = job->score + row * job->h;
+    int64_t *index = job->index + row * job->h;
+    const float *x = job->x + row * job->d;
+    double scale = job->scale[row], reach = job->reach[row];
+    for (int64_t i = 0; i < job->h; i++) {
+        score[i] = -FLT_MAX;
+        index[i] = INT64_MAX;
+    }
+    job->doubtful[row] = 1;
+    if (own->too_many[r]) return;
+    for (int i = 0; i < own->picked[r]; i++)
+        if (own->picked_product[r][i] >= own->bound[r]) {
+            int64_t c = own->picked_index[r][i];
+            place(score, index, job->h, dot(x, job->w + c * job->d, job->d), c);
+        }
+    for (int i = 0; i < own->picked[r]; i++) {
+        int32_t product = own->picked_product[r][i];
+        if (product < own->bound[r] && (product - own->offset[r]) * scale + reach >= score[job->h - 1]) {
+            int64_t c = own->picked_index[r][i];
+            place(score, index, job->h, dot(x, job->w + c * job->d, job->d), c);
+        }
+    }
+    /* What was not picked out has a product of at most this. */
+    int32_t rest = own->least[r] - 1;
+    job->doubtful[row] = !(score[job->h - 1] > (rest - own->offset[r]) * scale + reach);
+}
+
+static void nearest_of_blocks(void *argument, int64_t *next) {
+    search *job = argument;
+    int64_t d4 = fours(job->d), n_blocks = (job->n + BLOCK - 1) / BLOCK, block;
+    scratch *own = NULL;
+    if (posix_memalign((void **)&own, 64, sizeof *own)) own = NULL;
+    int8_t *code = NULL;
+    int32_t *product = NULL;
+    if (posix_memalign((void **)&code, 64, (size_t)(BLOCK * d4 * 4))) code = NULL;
+    if (posix_memalign((void **)&product, 64, sizeof(int32_t) * BLOCK * PANEL)) product = NULL;
+    if (!own || !code || !product) __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+    while (own && code && product && (block = taken(next)) < n_blocks) {
+        int64_t start = block * BLOCK;
+        int rows = (int)(job->n - start < BLOCK ? job->n - start : BLOCK);
+        own->code = code;
+        own->product = product;
+        lay_out(job, start, rows, own);
+        for (int i = 0; i < BLOCK * GROUPS; i++) (&own->maxima[0][0])[i] = INT32_MIN;
+        for (int64_t first = 0; first < job->k; first += PANEL) {
+            int64_t columns = job->k - first < PANEL ? job->k - first : PANEL;
+            for (int64_t c = 0; c < columns; c += TILE_COLUMNS) {
+                const uint8_t *packed = job->packed + (first + c) * d4 * 4;
+                for (int r = 0; r < rows; r += TILE_ROWS) {
+                    const int8_t *from = code + r * d4 * 4;
+                    int32_t *to = product + r * PANEL + c, *maxima = own->maxima[r] + c % GROUPS;
+                    if (c + TILE_COLUMNS <= columns)
+                        multiply(from, packed, d4, to, maxima);
+                    else
+                        multiply_last(from, packed, d4, to, maxima, columns - c);
+                }
+            }
+            /* Picking goes by 64 columns. */
+            for (int64_t c = padded(columns); c % 64; c++)
+                for (int r = 0; r < rows; r++) product[r * PANEL + c] = NOWHERE;
+            for (int r = 0; r < rows; r++)
+                if (!own->too_many[r]) pick(own, r, first, columns, job->h, job->slack[start + r]);
+        }
+        for (int r = 0; r < rows; r++) {
+            if (r + 1 < rows)
+                for (int i = 0; i < own->picked[r + 1]; i++)
+                    if (own->picked_product[r + 1][i] >= own->bound[r + 1])
+                        for (int64_t j = 0; j < job->d; j += 16)
+                            __builtin_prefetch(job->w + own->picked_index[r + 1][i] * job->d + j);
+            decide(job, own, start + r, r);
+        }
+    }
+    free(own);
+    free(code);
+    free(product);
+}
+
+/* 0, or 1 where there was no memory. ``packed`` comes from siammm_pack. k must be at least 2 * h, h at most 32. */
+int siammm_nearest(
+    int64_t n, int64_t k, int64_t d, int64_t h, const float *x, const int8_t *x_code, const float *w,
+    const uint8_t *packed, const float *scale, const float *reach, const int32_t *slack, float *score, int64_t *index,
+    uint8_t *doubtful, int n_threads
+) {
+    search job = {n, k, d, h, x, x_code, w, packed, scale, reach, slack, score, index, doubtful, 0};
+    if (h < 1 || h > MAX_NEIGHBOURS || k < 2 * h) return 1;
+    together(nearest_of_blocks, &job, n_threads);
+    return job.failed;
+}
+
+/* ---- sums by component ---- */
+
+/* Each part of the rows has sums of its own, which are then added up. Where these would take more than this, there are
+   fewer parts, and threads share the columns. */
+#ifndef SUMS_BYTES
+#define SUMS_BYTES ((int64_t)256 << 20)
+#endif
+
+typedef struct {
+    int64_t n, k, d, h;
+    int64_t row_parts, column_parts, width;
+    const float *x;
+    const int64_t *index;
+    const float *weight;
+    float *total;
+    double *count;
+    /* By part of the rows; the first has the result. */
+    float **part_total;
+    double **part_count;
+    int failed;
+} sums;
+
+INLINE void add(float *total, const float *x, float weight, int64_t d) {
+    int64_t j = 0;
+    for (; j + 16 <= d; j += 16) *(floats *)(total + j) += weight * *(const floats *)(x + j);
+    for (; j < d; j++) total[j] += weight * x[j];
+}
+
+static void sums_of_parts(void *argument, int64_t *next) {
+    sums *job = argument;
+    int64_t part, h = job->h;
+    while ((part = taken(next)) < job->row_parts * job->column_parts) {
+        int64_t of_rows = part / job->column_parts, first = part % job->column_parts * job->width;
+        int64_t width = job->d - first < job->width ? job->d - first : job->width;
+        int64_t start = job->n * of_rows / job->row_parts * h, stop = job->n * (of_rows + 1) / job->row_parts * h;
+        float *total = job->part_total[of_rows] + first;
+        double *count = job->part_count[of_rows];
+        int outside = 0;
+        for (int64_t e = start; e < stop; e++) outside |= (uint64_t)job->index[e] >= (uint64_t)job->k;
+        if (outside) {
+            __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+            continue;
+        }
+        for (int64_t i = start; i < stop; i += h) {
+            const float *x = job->x + i / h * job->d + first;
+            if (i + h < stop)
+                for (int64_t e = i + h; e < i + 2 * h; e++)
+                    for (int64_t j = 0; j < width; j += 16) __builtin_prefetch(total + job->index[e] * job->d + j, 1);
+            for (int64_t e = i; e < i + h; e++)
+                add(total + job->index[e] * job->d, x, job->weight[e], width);
+        }
+        if (!first)
+            for (int64_t e = start; e < stop; e++) count[job->index[e]] += job->weight[e];
+    }
+}
+
+static void sums_of_sums(void *argument, int64_t *next) {
+    enum { AT_ONCE = 64 }; /* components */
+    sums *job = argument;
+    int64_t block;
+    while ((block = taken(next)) * AT_ONCE < job->k) {
+        int64_t first = block * AT_ONCE, stop = first + AT_ONCE < job->k ? first + AT_ONCE : job->k;
+        for (int64_t part = 1; part < job->row_parts; part++) {
+            add(job->total + first * job->d, job->part_total[part] + first * job->d, 1.0f, (stop - first) * job->d);
+            for (int64_t c = first; c < stop; c++) job->count[c] += job->part_count[part][c];
+        }
+    }
+}
+
+/* 0, or 1 where there was no memory or an index is not one. total and count must hold zeros. */
+int siammm_sums(
+    int64_t n, int64_t k, int64_t d, int64_t h, const float *x, const int64_t *index, const float *weight, float *total,
+    double *count, int n_threads
+) {
+    int64_t most = SUMS_BYTES / (k * d * (int64_t)sizeof(float)) + 1, worth = n * h / (2 * k) + 1;
+    int64_t row_parts = n_threads < most ? n_threads : most;
+    row_parts = row_parts < worth ? row_parts : worth;
+    /* 16 numbers are a line of the cache; two lines are fetched together. */
+    int64_t width = (d * row_parts + n_threads - 1) / n_threads;
+    width = (width + 31) / 32 * 32;
+    int64_t column_parts = (d + width - 1) / width;
+    float **part_total = calloc((size_t)row_parts, sizeof *part_total);
+    double **part_count = calloc((size_t)row_parts, sizeof *part_count);
+    int failed = !part_total || !part_count;
+    for (int64_t part = 0; !failed && part < row_parts; part++) {
+        part_total[part] = part ? calloc((size_t)(k * d), sizeof(float)) : total;
+        part_count[part] = part ? calloc((size_t)k, sizeof(double)) : count;
+        failed = !part_total[part] || !part_count[part];
+    }
+    if (!failed) {
+        sums job = {
+            n, k, d, h, row_parts, column_parts, width, x, index, weight, total, count, part_total, part_count, 0
+        };
+        together(sums_of_parts, &job, n_threads);
+        if (row_parts > 1) together(sums_of_sums, &job, n_threads);
+        failed = job.failed;
+    }
+    for (int64_t part = 1; part < row_parts; part++) {
+        if (part_total) free(part_total[part]);
+        if (part_count) free(part_count[part]);
+    }
+    free(part_total);
+    free(part_count);
+    return failed;
+}
+
+/* ---- shares ---- */
+
+typedef struct {
+    int64_t n, h;
+    const float *logit;
+    float *share;
+    float *log_sum;
+} shares;
+
+/* e^x for x <= 0, to the last bit or two of float32; below -87 what it is there, 1e-38. */
+INLINE float exponential(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    float whole = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: what is added and taken off rounds */
+    int32_t power;
+    memcpy(&power, &whole, 4);
+    whole -= 12582912.0f;
+    float rest = x - whole * 0.693145752f - whole * 1.42860677e-6f;
+    float value = 1.0f / 5040;
+    value = value * rest + 1.0f / 720;
+    value = value * rest + 1.0f / 120;
+    value = value * rest + 1.0f / 24;
+    value = value * rest + 1.0f / 6;
+    value = value * rest + 0.5f;
+    value = value * rest + 1.0f;
+    value = value * rest + 1.0f;
+    int32_t bits = (int32_t)((uint32_t)power << 23) + 0x3f800000;
+    float scale;
+    memcpy(&scale, &bits, 4);
+    return value * scale;
+}
+
+static void shares_of_blocks(void *argument, int64_t *next) {
+    enum { ROWS = 1024 };
+    shares *job = argument;
+    int64_t block, h = job->h;
+    while ((block = taken(next)) * ROWS < job->n) {
+        int64_t start = block * ROWS, stop = start + ROWS < job->n ? start + ROWS : job->n;
+        float *share = job->share + start * h;
+        for (int64_t i = start; i < stop; i++) {
+            float highest = job->logit[i * h];
+            for (int64_t j = 1; j < h; j++) highest = job->logit[i * h + j] > highest ? job->logit[i * h + j] : highest;
+            for (int64_t j = 0; j < h; j++) job->share[i * h + j] = job->logit[i * h + j] - highest;
+            job->log_sum[i] = highest;
+        }
+        for (int64_t e = 0; e < (stop - start) * h; e++) share[e] = exponential(share[e]);
+        for (int64_t i = start; i < stop; i++) {
+            float sum = 0;
+            for (int64_t j = 0; j < h; j++) sum += job->share[i * h + j];
+            for (int64_t j = 0; j < h; j++) job->share[i * h + j] /= sum;
+            job->log_sum[i] += logf(sum);
+        }
+    }
+}
+
+/* The softmax of every row, and the logarithm of the sum of its exponentials. */
+void siammm_shares(int64_t n, int64_t h, const float *logit, float *share, float *log_sum, int n_threads) {
+    shares job = {n, h, logit, share, log_sum};
+    together(shares_of_blocks, &job, n_threads);
+}

@@ -1,0 +1,202 @@
+"""The compiled part of an iteration on a CPU: ``cpu_kernels.c``, built on the user's machine when it first pays.
+
+torch has an operation for each step of a search, and every one of them writes what the next reads; one pass in C keeps
+it in the cache. The source is a part of the package. The first search that is large enough has the system's C compiler
+build it for this CPU (under a second), and the library is kept in the user's cache folder under a name made of all that
+it depends on. Where anything is missing (a compiler, a folder to write to) or ``SIAMMM_COMPILED=0``, there is no
+library, and the callers go by torch as they would without this module.
+
+Legend:  N samples, K components, D dimensions, F length of the statistic, H neighbours;  x samples, w components.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+MAX_NEIGHBOURS = 32
+MAX_DIMENSIONS = 2**14
+
+_SOURCE = Path(__file__).with_suffix(".c")
+_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-pthread")
+_COMPILE_SECONDS = 60
+# Products from which on a library is looked for: a search of so many takes about a hundredth of a second.
+_LEAST_WORK = 2**31
+
+_loading = threading.Lock()
+_found: dict[str, ctypes.CDLL | None] = {}
+
+
+def worthwhile(x_ND: Tensor, k: int, d: int) -> bool:
+    """Whether what is done to these rows and so many components of d dimensions is to be done by compiled code.
+
+    Depends on nothing but their type and sizes, so that the same fit gives the same bits the next time.
+    """
+    return x_ND.device.type == "cpu" and x_ND.dtype == torch.float32 and x_ND.shape[0] * k * d >= _LEAST_WORK
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled functions, or None where they cannot be had; compiled and loaded at the first call."""
+    if os.environ.get("SIAMMM_COMPILED", "1") == "0":
+        return None
+    where = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    with _loading:
+        if where not in _found:
+            try:
+                _found[where] = _loaded(Path(where).expanduser() / "siammm" / "compiled")
+            except (OSError, RuntimeError, ValueError, subprocess.SubprocessError):  # torch does it, without a word
+                _found[where] = None
+        return _found[where]
+
+
+def multiplies_bytes() -> bool:
+    """Whether there is a library, and it has the CPU multiply bytes."""
+    compiled = library()
+    return compiled is not None and bool(compiled.siammm_multiplies_bytes())
+
+
+def nearest(
+    x_ND: Tensor,
+    x_code_ND: Tensor,
+    w_KD: Tensor,
+    w_code_KD: Tensor,
+    n_neighbours: int,
+    *,
+    scale_N: Tensor,
+    reach_N: Tensor,
+    slack_N: Tensor,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The scores and numbers of the H nearest components, and which rows must be searched in full.
+
+    A score is at most ``product * scale + reach`` for the product of the codes; products that are less than the H-th
+    highest by more than ``slack`` are not looked at. None where there is no library.
+    """
+    compiled = library()
+    if compiled is None:
+        return None
+    (n, d), k = x_ND.shape, w_KD.shape[0]
+    packed = torch.empty(compiled.siammm_packed_bytes(k, d), dtype=torch.uint8)
+    score_NH = torch.empty(n, n_neighbours, dtype=torch.float32)
+    index_NH = torch.empty(n, n_neighbours, dtype=torch.int64)
+    doubtful_N = torch.empty(n, dtype=torch.bool)
+    # Named, so that what was made contiguous lives until the call is over.
+    x_ND, w_KD = x_ND.contiguous(), w_KD.to(x_ND).contiguous()
+    x_code_ND, w_code_KD = x_code_ND.contiguous(), w_code_KD.contiguous()
+    scale_N, reach_N, slack_N = scale_N.float().contiguous(), reach_N.float().contiguous(), slack_N.int().contiguous()
+    compiled.siammm_pack(w_code_KD.data_ptr(), k, d, packed.data_ptr())
+    inputs = (x_ND, x_code_ND, w_KD, packed, scale_N, reach_N, slack_N)
+    pointers = [of.data_ptr() for of in (*inputs, score_NH, index_NH, doubtful_N)]
+    failed = compiled.siammm_nearest(n, k, d, n_neighbours, *pointers, torch.get_num_threads())
+    return None if failed else (score_NH, index_NH, doubtful_N)
+
+
+def sums_by_component(t_NF: Tensor, index_NH: Tensor, weight_NH: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
+    """How much each component was given, count_K float64, and the weighted sum of it, total_KF.
+
+    None where there is no library, or the components' numbers are not all between 0 and k. The same bits come from the
+    same number of threads.
+    """
+    compiled = library()
+    if compiled is None:
+        return None
+    (n, f), n_neighbours = t_NF.shape, index_NH.shape[1]
+    total_KF = torch.zeros(k, f, dtype=torch.float32)
+    count_K = torch.zeros(k, dtype=torch.float64)
+    t_NF, index_NH, weight_NH = t_NF.contiguous(), index_NH.contiguous(), weight_NH.float().contiguous()
+    pointers = [of.data_ptr() for of in (t_NF, index_NH, weight_NH, total_KF, count_K)]
+    failed = compiled.siammm_sums(n, k, f, n_neighbours, *pointers, torch.get_num_threads())
+    return None if failed else (count_K, total_KF)
+
+
+def shares(logit_NH: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The softmax of every row, and the logarithm of the sum of its exponentials; None: no library."""
+    compiled = library()
+    if compiled is None:
+        return None
+    logit_NH = logit_NH.contiguous()
+    share_NH, log_sum_N = torch.empty_like(logit_NH), torch.empty_like(logit_NH[:, 0])
+    pointers = (logit_NH.data_ptr(), share_NH.data_ptr(), log_sum_N.data_ptr())
+    compiled.siammm_shares(*logit_NH.shape, *pointers, torch.get_num_threads())
+    return share_NH, log_sum_N
+
+
+def _loaded(folder: Path) -> ctypes.CDLL:
+    if os.name != "posix":
+        raise OSError("what follows is written for POSIX")
+    compiler = _compiler()
+    path = folder / f"{_name(compiler)}.so"
+    if not path.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _build(compiler, path)
+    _refuse_what_others_could_have_written(path)
+    return _declared(ctypes.CDLL(str(path)))
+
+
+def _compiler() -> list[str]:
+    """The command that compiles C."""
+    named = shlex.split(os.environ.get("CC", ""))
+    for candidate in [named] if named else [["cc"], ["gcc"], ["clang"]]:
+        found = shutil.which(candidate[0])
+        if found:
+            return [found, *candidate[1:]]
+    raise FileNotFoundError("there is no C compiler")
+
+
+def _name(compiler: list[str]) -> str:
+    """Of a library: everything that its code depends on."""
+    version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=_COMPILE_SECONDS, check=True).stdout
+    parts = (_SOURCE.read_bytes(), " ".join((*compiler, *_FLAGS)).encode(), version, _cpu().encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
+
+
+def _cpu() -> str:
+    """What the CPU is and can do: a home folder may be shared by machines that differ."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    told = [line for line in lines if line.startswith(("vendor_id", "cpu family", "model", "flags", "Features"))]
+    return "\n".join([platform.system(), platform.machine(), platform.processor(), *sorted(set(told))])
+
+
+def _build(compiler: list[str], path: Path) -> None:
+    """Compile to a file of another name in the same folder, then give it its own: nobody sees half of it."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as private:
+        unnamed = Path(private) / path.name
+        command = [*compiler, *_FLAGS, str(_SOURCE), "-o", str(unnamed), "-lm"]
+        subprocess.run(command, capture_output=True, timeout=_COMPILE_SECONDS, check=True, stdin=subprocess.DEVNULL)
+        unnamed.chmod(0o700)
+        os.replace(unnamed, path)
+
+
+def _refuse_what_others_could_have_written(path: Path) -> None:
+    """A library runs as the user who loads it."""
+    for part in (path, path.parent):
+        state = part.stat()
+        if state.st_uid != os.getuid() or state.st_mode & 0o022:
+            raise PermissionError(f"{part} could have been written by others")
+
+
+def _declared(compiled: ctypes.CDLL) -> ctypes.CDLL:
+    """The library, its functions told what they take."""
+    size, pointer = ctypes.c_int64, ctypes.c_void_p
+    compiled.siammm_packed_bytes.restype = size
+    compiled.siammm_packed_bytes.argtypes = [size] * 2
+    compiled.siammm_pack.restype = None
+    compiled.siammm_pack.argtypes = [pointer, size, size, pointer]
+    compiled.siammm_nearest.argtypes = [size] * 4 + [pointer] * 10 + [ctypes.c_int]
+    compiled.siammm_shares.restype = None
+    compiled.siammm_shares.argtypes = [size] * 2 + [pointer] * 3 + [ctypes.c_int]
+    compiled.siammm_sums.argtypes = [size] * 4 + [pointer] * 5 + [ctypes.c_int]
+    return compiled

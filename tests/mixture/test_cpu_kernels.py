@@ -1,0 +1,274 @@
+"""The compiled part gives what torch gives; where it cannot be had, nobody notices."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from siammm.mixture import cpu_kernels, eightbit, em
+from siammm.mixture.components import ConcentrationSettings, VonMisesFisherComponents
+from siammm.mixture.eightbit import Bytes
+from siammm.mixture.em import Assignment
+from siammm.mixture.estimator import VonMisesFisherMixture
+from siammm.mixture.samples import Samples
+
+
+def has_compiler() -> bool:
+    try:
+        cpu_kernels._compiler()
+    except OSError:
+        return False
+    return True
+
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="there is no C compiler here")
+
+# As users get it; half as wide, with threads of its own and hardly any memory for sums; and for any CPU at all.
+BUILDS = {
+    "native": cpu_kernels._FLAGS,
+    "narrow": (*cpu_kernels._FLAGS, "-DNARROW", "-DSHARED_THREADS=0", "-DSUMS_BYTES=1"),
+    "plain": tuple(flag for flag in cpu_kernels._FLAGS if flag != "-march=native"),
+}
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("builds")
+
+
+@pytest.fixture(params=BUILDS)
+def build(request: pytest.FixtureRequest, builds: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Each kind of library in turn, used whatever the sizes."""
+    monkeypatch.setattr(cpu_kernels, "_FLAGS", BUILDS[request.param])
+    monkeypatch.setattr(cpu_kernels, "_found", {})
+    monkeypatch.setattr(cpu_kernels, "_LEAST_WORK", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(builds))
+    monkeypatch.delenv("SIAMMM_COMPILED", raising=False)
+    library = cpu_kernels.library()
+    if library is None:
+        pytest.skip("this compiler cannot build it")
+    return library
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and nothing loaded yet."""
+    monkeypatch.setattr(cpu_kernels, "_found", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SIAMMM_COMPILED", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    return tmp_path / "siammm" / "compiled"
+
+
+def rows(n: int, d: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return normalize(torch.randn(n, 10, generator=generator) @ torch.randn(10, d, generator=generator), dim=1)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("n", "k", "d", "h"), [(101, 90, 5, 1), (200, 1000, 65, 5), (97, 2100, 130, 3), (1, 300, 64, 32)]
+)
+def test_nearest_equals_a_full_sort(build: Any, threads: int, n: int, k: int, d: int, h: int) -> None:
+    """Sizes with a rest in every direction: of tiles, of panels, of blocks of rows, of fours of columns."""
+    x, w = rows(n, d, 0), rows(k, d, 1)
+    found = eightbit._compiled(x, eightbit._Rounded.of(w), h, Bytes.of(x))
+    assert found is not None
+    expected = (x.double() @ w.double().T).topk(h, dim=1)
+    torch.testing.assert_close(found[0].double(), expected.values, rtol=0, atol=1e-6)
+    assert (found[1] == expected.indices).float().mean() > 0.99
+
+
+@needs_compiler
+def test_scores_belong_to_their_components_and_equals_come_in_order(build: Any) -> None:
+    x, w = rows(60, 64, 2), rows(150, 64, 3)
+    w[100:150] = w[:50]
+    found = eightbit._compiled(x, eightbit._Rounded.of(w), 4, Bytes.of(x))
+    assert found is not None
+    score, index = found
+    torch.testing.assert_close(score, (x[:, None] * w[index]).sum(dim=2), rtol=0, atol=1e-6)
+    tied = score[:, 1:] == score[:, :-1]
+    assert tied.any()
+    assert (index[:, 1:] > index[:, :-1])[tied].all()
+
+
+@needs_compiler
+def test_rows_with_too_many_rivals_are_marked(build: Any) -> None:
+    """A row of zeros is as near to one component as to another; the others are not touched by it."""
+    x, w = rows(90, 64, 4), rows(900, 64, 5)
+    x[7] = 0
+    low, components = Bytes.of(x), eightbit._Rounded.of(w)
+    found = cpu_kernels.nearest(
+        x,
+        low.code_ND,
+        w,
+        components.bytes.code_ND,
+        2,
+        scale_N=low.step_N * components.step,
+        reach_N=components.reach(x, low.step_N),
+        slack_N=(2 * components.hidden(low.step_N) / (low.step_N * components.step)).clamp_max(2.0**29).int(),
+    )
+    assert found is not None
+    assert found[2].nonzero()[:, 0].tolist() == [7]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("n", "k", "f", "h"), [(1000, 7, 33, 1), (500, 40, 100, 5), (3, 50, 16, 2)])
+def test_sums_equal_a_matrix_product(build: Any, threads: int, n: int, k: int, f: int, h: int) -> None:
+    generator = torch.Generator().manual_seed(6)
+    t, weight = torch.randn(n, f, generator=generator), torch.rand(n, h, generator=generator)
+    index = torch.randint(k, (n, h), generator=generator)
+    found = cpu_kernels.sums_by_component(t, index, weight, k)
+    again = cpu_kernels.sums_by_component(t, index, weight, k)
+    assert found is not None
+    assert again is not None
+    share_NK = torch.zeros(n, k, dtype=torch.float64).scatter_add_(1, index, weight.double())
+    torch.testing.assert_close(found[0], share_NK.sum(dim=0))
+    torch.testing.assert_close(found[1].double(), share_NK.T @ t.double(), rtol=1e-5, atol=1e-4)
+    assert torch.equal(found[1], again[1])
+
+
+@needs_compiler
+@pytest.mark.parametrize("wrong", [-1, 9])
+def test_a_number_that_is_no_component_is_refused(build: Any, wrong: int) -> None:
+    assert cpu_kernels.sums_by_component(torch.ones(5, 8), torch.full((5, 1), wrong), torch.ones(5, 1), 9) is None
+
+
+@needs_compiler
+def test_shares_equal_a_softmax(build: Any, threads: int) -> None:
+    """Also where numbers are far apart, far from zero, or there is none."""
+    generator = torch.Generator().manual_seed(7)
+    logit = torch.randn(3000, 5, generator=generator) * torch.logspace(-3, 4, 3000)[:, None] + 50
+    logit[5, 1:] = -torch.inf
+    found = cpu_kernels.shares(logit)
+    assert found is not None
+    below = (logit - logit.amax(dim=1, keepdim=True)).double()  # what float32 makes of the difference is no matter here
+    torch.testing.assert_close(found[0].double(), below.softmax(dim=1), rtol=1e-6, atol=1e-37)
+    torch.testing.assert_close(found[1].double(), logit.double().logsumexp(dim=1), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found[0].sum(dim=1), torch.ones(3000))
+
+
+@needs_compiler
+@pytest.mark.parametrize("by_density", [False, True])
+@pytest.mark.parametrize("n_neighbours", [1, 5])
+def test_an_e_step_is_the_same_with_and_without(
+    build: Any, monkeypatch: pytest.MonkeyPatch, n_neighbours: int, by_density: bool
+) -> None:
+    x = rows(1500, 64, 8)
+    samples = Samples(x, device=torch.device("cpu"), unit=True)
+    components = VonMisesFisherComponents.started(x[:300], ConcentrationSettings())
+    assignment = Assignment(n_neighbours=n_neighbours, by_density=by_density, backend="low-precision")
+    monkeypatch.setattr(cpu_kernels, "multiplies_bytes", lambda: True)  # also where it takes long
+    compiled = em.e_step(samples, components, assignment)
+    again = em.e_step(samples, components, assignment)
+    assert torch.equal(compiled.total_KF, again.total_KF)
+    monkeypatch.setenv("SIAMMM_COMPILED", "0")
+    plain = em.e_step(samples, components, assignment)
+    torch.testing.assert_close(compiled.count_K, plain.count_K, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(compiled.total_KF, plain.total_KF, rtol=1e-5, atol=1e-4)
+    assert compiled.log_likelihood == pytest.approx(plain.log_likelihood, rel=1e-6)
+
+
+@needs_compiler
+def test_memory_mapped_and_in_memory_agree(build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_kernels, "multiplies_bytes", lambda: True)
+    monkeypatch.setattr("siammm.mixture.samples._STREAM_BYTES", 64 * 4 * 500)
+    monkeypatch.setattr(em, "_CPU_ROWS", 400)
+    X = rows(1200, 64, 9).numpy()
+    np.save(tmp_path / "x.npy", X)
+    settings: dict[str, Any] = {"n_components": 280, "init": X[:280], "max_iter": 2, "backend": "low-precision"}
+    whole = VonMisesFisherMixture(**settings).fit(X)
+    mapped = VonMisesFisherMixture(**settings).fit(np.load(tmp_path / "x.npy", mmap_mode="r"))
+    np.testing.assert_array_equal(whole.labels_, mapped.labels_)
+    np.testing.assert_allclose(whole.mean_directions_, mapped.mean_directions_, atol=1e-6)
+
+
+@needs_compiler
+def test_built_once_then_found(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cpu_kernels.library() is not None
+    [built] = fresh.iterdir()
+    assert built.suffix == ".so"
+    assert fresh.stat().st_mode & 0o077 == 0
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("built a second time")
+
+    monkeypatch.setattr(cpu_kernels, "_build", refuse)
+    monkeypatch.setattr(cpu_kernels, "_found", {})
+    assert cpu_kernels.library() is not None
+
+
+@needs_compiler
+def test_another_source_or_cpu_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = cpu_kernels._compiler()
+    names = {cpu_kernels._name(compiler)}
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu_kernels, "_cpu", lambda: "another")
+        names.add(cpu_kernels._name(compiler))
+    other = tmp_path / "other.c"
+    other.write_bytes(cpu_kernels._SOURCE.read_bytes() + b"\n")
+    monkeypatch.setattr(cpu_kernels, "_SOURCE", other)
+    names.add(cpu_kernels._name(compiler))
+    assert len(names) == 3
+
+
+@needs_compiler
+def test_building_at_the_same_time_leaves_one_whole_library(fresh: Path) -> None:
+    compiler = cpu_kernels._compiler()
+    fresh.mkdir(parents=True)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: cpu_kernels._build(compiler, fresh / "one.so"), range(3)))
+    assert [path.name for path in fresh.iterdir()] == ["one.so"]
+
+
+@pytest.mark.parametrize(
+    "trouble", ["off", "no compiler", "broken compiler", "no folder", "others may write", "rubbish"]
+)
+def test_without_a_library_torch_does_it(trouble: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if trouble == "off":
+        monkeypatch.setenv("SIAMMM_COMPILED", "0")
+    elif trouble == "no compiler":
+        monkeypatch.setenv("CC", "no-such-compiler")
+    elif trouble == "broken compiler":
+        monkeypatch.setenv("CC", "false")
+    elif trouble == "no folder":
+        fresh.parent.parent.joinpath("siammm").write_text("a file where the folder would be")
+    elif trouble == "others may write":
+        fresh.mkdir(parents=True)
+        fresh.chmod(0o777)
+    else:
+        monkeypatch.setattr(cpu_kernels, "_build", lambda _, path: path.write_text("this is no library"))
+    assert cpu_kernels.library() is None
+    assert not cpu_kernels.multiplies_bytes()
+    monkeypatch.setattr(cpu_kernels, "_LEAST_WORK", 0)
+    x, w = rows(300, 64, 10), rows(200, 64, 11)
+    index = (x @ w.T).topk(3, dim=1).indices
+    assert (eightbit.nearest(x, w, 3)[1] == index).float().mean() > 0.999
+    count, total = em.sums_by_component(x, index, torch.ones(300, 3), 200)
+    assert count.sum().item() == pytest.approx(900)
+    torch.testing.assert_close(total.sum(dim=0), 3 * x.sum(dim=0), rtol=1e-4, atol=1e-4)
+
+
+def test_small_fits_compile_nothing(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    VonMisesFisherMixture(20, max_iter=3, random_state=0).fit(rows(2000, 64, 12).numpy())
+    assert not fresh.exists()
