@@ -159,27 +159,72 @@ def test_shares_equal_a_softmax(build: Any, threads: int) -> None:
     found = cpu_kernels.shares(logit)
     assert found is not None
     below = (logit - logit.amax(dim=1, keepdim=True)).double()  # what float32 makes of the difference is no matter here
-    torch.testing.assert_close(found[0].double(), below.softmax(dim=1), rtol=1e-6, atol=1e-37)
+    torch.testing.assert_close(found[0].double(), below.softmax(dim=1), rtol=1e-6, atol=2e-45)
+    assert (found[0] == 0).any(), "far below it is nothing, and not next to nothing"
     torch.testing.assert_close(found[1].double(), logit.double().logsumexp(dim=1), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(found[0].sum(dim=1), torch.ones(3000))
 
 
 @needs_compiler
-@pytest.mark.parametrize("by_density", [False, True])
-@pytest.mark.parametrize("n_neighbours", [1, 5])
+def test_shares_of_what_is_no_number(build: Any) -> None:
+    inf, nan = torch.inf, torch.nan
+    logit = torch.tensor([[0, -200, -90], [nan, 0, 0], [0, nan, 0], [0, -inf, -95], [-inf, -inf, -inf], [0, -103, 0]])
+    found = cpu_kernels.shares(logit)
+    assert found is not None
+    torch.testing.assert_close(found[0], logit.softmax(dim=1), rtol=1e-5, atol=3e-45, equal_nan=True)
+    assert torch.equal(found[0] == 0, logit.softmax(dim=1) == 0)
+
+
+@needs_compiler
+def test_what_was_dropped_is_not_forgotten(build: Any) -> None:
+    """Equal maxima in a later panel lower the bound; what was dropped before may then be better than what is left."""
+    k, d = 2048, 4
+    w_code = torch.zeros(k, d, dtype=torch.int8)
+    w_code[:, 1] = 1
+    w_code[[0, 1, 2, 1025], 0] = torch.tensor([100, 80, 75, 100], dtype=torch.int8)
+    w = w_code.float()
+    w[2, 0] = 102.5
+    x_code = torch.tensor([[1, 0, 0, 0]], dtype=torch.int8)
+    numbers = {"scale_N": torch.ones(1), "reach_N": torch.full((1,), 28.0), "slack_N": torch.full((1,), 3)}
+    found = cpu_kernels.nearest(x_code.float(), x_code, w, w_code, 2, **numbers)
+    assert found is not None
+    assert found[2].item() or found[1].tolist() == [[2, 0]]
+    numbers["reach_N"] = torch.full((1,), -torch.inf)
+    found = cpu_kernels.nearest(x_code.float(), x_code, torch.full_like(w, torch.nan), w_code, 2, **numbers)
+    assert found is not None
+    assert found[2].item(), "a row without scores is not settled"
+
+
+@needs_compiler
+def test_sizes_that_do_not_fit_are_refused(build: Any) -> None:
+    x, w = rows(20, 64, 13), rows(200, 64, 14)
+    with pytest.raises(ValueError, match="is expected"):
+        eightbit._compiled(x, eightbit._Rounded.of(w), 3, Bytes.of(x[:10]))
+    with pytest.raises(ValueError, match="is expected"):
+        cpu_kernels.sums_by_component(x, torch.zeros(10, 1, dtype=torch.int64), torch.ones(10, 1), 3)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("n_neighbours", "by_density", "temperature"),
+    [(1, False, 0.02), (5, False, 0.02), (5, True, 0.02), (5, False, 0.002)],
+)
 def test_an_e_step_is_the_same_with_and_without(
-    build: Any, monkeypatch: pytest.MonkeyPatch, n_neighbours: int, by_density: bool
+    build: Any, monkeypatch: pytest.MonkeyPatch, n_neighbours: int, by_density: bool, temperature: float
 ) -> None:
     x = rows(1500, 64, 8)
     samples = Samples(x, device=torch.device("cpu"), unit=True)
     components = VonMisesFisherComponents.started(x[:300], ConcentrationSettings())
-    assignment = Assignment(n_neighbours=n_neighbours, by_density=by_density, backend="low-precision")
+    assignment = Assignment(
+        n_neighbours=n_neighbours, by_density=by_density, temperature=temperature, backend="low-precision"
+    )
     monkeypatch.setattr(cpu_kernels, "multiplies_bytes", lambda: True)  # also where it takes long
     compiled = em.e_step(samples, components, assignment)
     again = em.e_step(samples, components, assignment)
     assert torch.equal(compiled.total_KF, again.total_KF)
     monkeypatch.setenv("SIAMMM_COMPILED", "0")
     plain = em.e_step(samples, components, assignment)
+    assert torch.equal(compiled.count_K > 0, plain.count_K > 0)
     torch.testing.assert_close(compiled.count_K, plain.count_K, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(compiled.total_KF, plain.total_KF, rtol=1e-5, atol=1e-4)
     assert compiled.log_likelihood == pytest.approx(plain.log_likelihood, rel=1e-6)
@@ -204,6 +249,7 @@ def test_built_once_then_found(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert cpu_kernels.library() is not None
     [built] = fresh.iterdir()
     assert built.suffix == ".so"
+    assert built.stat().st_mode & 0o077 == 0
     assert fresh.stat().st_mode & 0o077 == 0
 
     def refuse(*_: Any) -> None:
@@ -233,12 +279,28 @@ def test_building_at_the_same_time_leaves_one_whole_library(fresh: Path) -> None
     compiler = cpu_kernels._compiler()
     fresh.mkdir(parents=True)
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda _: cpu_kernels._build(compiler, fresh / "one.so"), range(3)))
-    assert [path.name for path in fresh.iterdir()] == ["one.so"]
+        built = set(pool.map(lambda _: cpu_kernels._build(compiler, fresh, "one"), range(3)))
+    assert set(fresh.iterdir()) == built
+    assert cpu_kernels._whole(fresh, "one") in built
+
+
+@needs_compiler
+@pytest.mark.parametrize("left", [0, 100, 0.5, 0.9])
+def test_a_damaged_library_is_built_anew(left: float, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cpu_kernels.library() is not None
+    [built] = fresh.iterdir()
+    content = built.read_bytes()
+    # Another file in its place: the one that is loaded stays whole.
+    built.unlink()
+    built.write_bytes(content[: int(left if left >= 1 else left * len(content))])
+    monkeypatch.setattr(cpu_kernels, "_found", {})
+    assert cpu_kernels.library() is not None
+    assert built.read_bytes() == content or built not in fresh.iterdir()
 
 
 @pytest.mark.parametrize(
-    "trouble", ["off", "no compiler", "broken compiler", "no folder", "others may write", "rubbish"]
+    "trouble",
+    ["off", "no compiler", "broken compiler", "hidden functions", "no folder", "others may write", "rubbish"],
 )
 def test_without_a_library_torch_does_it(trouble: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if trouble == "off":
@@ -247,13 +309,21 @@ def test_without_a_library_torch_does_it(trouble: str, fresh: Path, monkeypatch:
         monkeypatch.setenv("CC", "no-such-compiler")
     elif trouble == "broken compiler":
         monkeypatch.setenv("CC", "false")
+    elif trouble == "hidden functions":
+        monkeypatch.setenv("CC", "cc -fvisibility=hidden" if has_compiler() else "false")
     elif trouble == "no folder":
         fresh.parent.parent.joinpath("siammm").write_text("a file where the folder would be")
     elif trouble == "others may write":
         fresh.mkdir(parents=True)
         fresh.chmod(0o777)
     else:
-        monkeypatch.setattr(cpu_kernels, "_build", lambda _, path: path.write_text("this is no library"))
+
+        def scribble(_: list[str], folder: Path, name: str) -> Path:
+            path = folder / f"{name}.so"
+            path.write_text("this is no library")
+            return path
+
+        monkeypatch.setattr(cpu_kernels, "_build", scribble)
     assert cpu_kernels.library() is None
     assert not cpu_kernels.multiplies_bytes()
     monkeypatch.setattr(cpu_kernels, "_LEAST_WORK", 0)

@@ -136,8 +136,10 @@ INLINE ints added_products(ints acc, ints bytes, ints four) {
 #define MAX_NEIGHBOURS 32
 /* Components picked out for a row; a row with more is left to a full search. */
 #define PICKED 256
-/* What a column that stands for no component starts from: lower than any product can make up for. */
+/* What a column has that stands for no component: lower than any product less any slack, of at most 2^29, for up to
+   2^14 columns: these have products down to -2^14 * 255 * 127 = -531 million, and -531 - 537 is above -1,074. */
 #define NOWHERE (INT32_MIN / 2)
+#define MAX_COLUMNS (1 << 14)
 
 /* ---- threads ---- */
 
@@ -307,7 +309,7 @@ static int32_t lower_bound(const int32_t *maxima, int64_t h) {
         ints best = left[0];
         for (int v = 1; v < GROUP_VECTORS; v++) best = ints_max(best, left[v]);
         int32_t highest = ints_highest(best);
-        if (highest == INT32_MIN) break; /* all groups are equal to one of those before, and they are more than h */
+        if (highest == INT32_MIN) break; /* all groups are equal to one of those before, and they are at least h */
         bound = highest;
         best = ints_all(highest);
         for (int v = 0; v < GROUP_VECTORS; v++) left[v] = ints_without(left[v], best);
@@ -329,7 +331,9 @@ static void weed(scratch *own, int r, int32_t least) {
 /* Pick out the components of a panel whose products are high enough. */
 static void pick(scratch *own, int r, int64_t first, int64_t columns, int64_t h, int32_t slack) {
     const int32_t *product = own->product + r * PANEL;
-    own->bound[r] = lower_bound(own->maxima[r], h);
+    /* Never lower than before: what was dropped then stays dropped. Of equal maxima it counts one, so it may fall. */
+    int32_t bound = lower_bound(own->maxima[r], h);
+    own->bound[r] = first && own->bound[r] > bound ? own->bound[r] : bound;
     own->least[r] = own->bound[r] - slack;
     if (first) weed(own, r, own->least[r]);
     ints threshold = ints_all(own->least[r]);
@@ -413,7 +417,8 @@ static void decide(const search *job, const scratch *own, int64_t row, int r) {
     }
     /* What was not picked out has a product of at most this. */
     int32_t rest = own->least[r] - 1;
-    job->doubtful[row] = !(score[job->h - 1] > (rest - own->offset[r]) * scale + reach);
+    int settled = score[job->h - 1] > (rest - own->offset[r]) * scale + reach;
+    job->doubtful[row] = !settled || index[job->h - 1] == INT64_MAX; /* too few, where scores are no numbers */
 }
 
 static void nearest_of_blocks(void *argument, int64_t *next) {
@@ -466,14 +471,15 @@ static void nearest_of_blocks(void *argument, int64_t *next) {
     free(product);
 }
 
-/* 0, or 1 where there was no memory. ``packed`` comes from siammm_pack. k must be at least 2 * h, h at most 32. */
+/* 0, or 1 where there was no memory, or sizes are not as they must be: k at least 2 * h, h at most 32, d at most 2^14.
+   ``packed`` comes from siammm_pack; no slack may be above 2^29. */
 int siammm_nearest(
     int64_t n, int64_t k, int64_t d, int64_t h, const float *x, const int8_t *x_code, const float *w,
     const uint8_t *packed, const float *scale, const float *reach, const int32_t *slack, float *score, int64_t *index,
     uint8_t *doubtful, int n_threads
 ) {
     search job = {n, k, d, h, x, x_code, w, packed, scale, reach, slack, score, index, doubtful, 0};
-    if (h < 1 || h > MAX_NEIGHBOURS || k < 2 * h) return 1;
+    if (h < 1 || h > MAX_NEIGHBOURS || k < 2 * h || d > MAX_COLUMNS) return 1;
     together(nearest_of_blocks, &job, n_threads);
     return job.failed;
 }
@@ -593,9 +599,10 @@ typedef struct {
     float *log_sum;
 } shares;
 
-/* e^x for x <= 0, to the last bit or two of float32; below -87 what it is there, 1e-38. */
-INLINE float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x;
+/* e^x for x <= 0, to the last bit or two of float32, down to the smallest number there is, and 0 below: whether a
+   component was given anything at all is asked later. */
+INLINE float exponential(float given) {
+    float x = given < -104.0f ? -104.0f : given;
     float whole = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: what is added and taken off rounds */
     int32_t power;
     memcpy(&power, &whole, 4);
@@ -609,10 +616,12 @@ INLINE float exponential(float x) {
     value = value * rest + 0.5f;
     value = value * rest + 1.0f;
     value = value * rest + 1.0f;
-    int32_t bits = (int32_t)((uint32_t)power << 23) + 0x3f800000;
-    float scale;
-    memcpy(&scale, &bits, 4);
-    return value * scale;
+    /* 2 to this power, in two factors, since alone it may be too small. The lowest bits of power are its number. */
+    power = (int32_t)((uint32_t)power << 23) >> 23;
+    int32_t half = power / 2, bits[2] = {(half + 127) * (1 << 23), (power - half + 127) * (1 << 23)};
+    float scale[2];
+    memcpy(scale, bits, 8);
+    return given < -104.0f ? 0.0f : value * scale[0] * scale[1];
 }
 
 static void shares_of_blocks(void *argument, int64_t *next) {

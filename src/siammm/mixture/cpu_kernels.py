@@ -27,12 +27,16 @@ from torch import Tensor
 
 MAX_NEIGHBOURS = 32
 MAX_DIMENSIONS = 2**14
+MAX_SLACK = 2**29
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-pthread")
 _COMPILE_SECONDS = 60
 # Products from which on a library is looked for: a search of so many takes about a hundredth of a second.
 _LEAST_WORK = 2**31
+
+# No compiler, one that fails or hangs, no folder, no permission, a library without our functions.
+_TROUBLES = (OSError, RuntimeError, ValueError, AttributeError, subprocess.SubprocessError)
 
 _loading = threading.Lock()
 _found: dict[str, ctypes.CDLL | None] = {}
@@ -50,12 +54,14 @@ def library() -> ctypes.CDLL | None:
     """The compiled functions, or None where they cannot be had; compiled and loaded at the first call."""
     if os.environ.get("SIAMMM_COMPILED", "1") == "0":
         return None
-    where = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    where = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(where):  # as the standard for this variable has it
+        where = "~/.cache"
     with _loading:
         if where not in _found:
             try:
                 _found[where] = _loaded(Path(where).expanduser() / "siammm" / "compiled")
-            except (OSError, RuntimeError, ValueError, subprocess.SubprocessError):  # torch does it, without a word
+            except _TROUBLES:  # torch does it, without a word
                 _found[where] = None
         return _found[where]
 
@@ -86,6 +92,11 @@ def nearest(
     if compiled is None:
         return None
     (n, d), k = x_ND.shape, w_KD.shape[0]
+    _check(w_KD, (k, d))
+    for codes, shape in ((x_code_ND, (n, d)), (w_code_KD, (k, d))):
+        _check(codes, shape, torch.int8)
+    for of_rows in (scale_N, reach_N, slack_N):
+        _check(of_rows, (n,))
     packed = torch.empty(compiled.siammm_packed_bytes(k, d), dtype=torch.uint8)
     score_NH = torch.empty(n, n_neighbours, dtype=torch.float32)
     index_NH = torch.empty(n, n_neighbours, dtype=torch.int64)
@@ -111,6 +122,8 @@ def sums_by_component(t_NF: Tensor, index_NH: Tensor, weight_NH: Tensor, k: int)
     if compiled is None:
         return None
     (n, f), n_neighbours = t_NF.shape, index_NH.shape[1]
+    _check(index_NH, (n, n_neighbours), torch.int64)
+    _check(weight_NH, (n, n_neighbours))
     total_KF = torch.zeros(k, f, dtype=torch.float32)
     count_K = torch.zeros(k, dtype=torch.float64)
     t_NF, index_NH, weight_NH = t_NF.contiguous(), index_NH.contiguous(), weight_NH.float().contiguous()
@@ -131,16 +144,35 @@ def shares(logit_NH: Tensor) -> tuple[Tensor, Tensor] | None:
     return share_NH, log_sum_N
 
 
+def _check(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
+    """Refuse what C would read beyond its end, or read as numbers of another kind."""
+    if tuple(tensor.shape) != shape or dtype not in (None, tensor.dtype):
+        raise ValueError(f"{tensor.dtype} of shape {tuple(tensor.shape)} was given where {shape} is expected.")
+
+
 def _loaded(folder: Path) -> ctypes.CDLL:
     if os.name != "posix":
         raise OSError("what follows is written for POSIX")
     compiler = _compiler()
-    path = folder / f"{_name(compiler)}.so"
-    if not path.exists():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _build(compiler, path)
+    name = _name(compiler)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _refuse_what_others_could_have_written(folder)
+    path = _whole(folder, name) or _build(compiler, folder, name)
     _refuse_what_others_could_have_written(path)
     return _declared(ctypes.CDLL(str(path)))
+
+
+def _whole(folder: Path, name: str) -> Path | None:
+    """The library of this name that is as it was built; to load half of one would end the process."""
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        if path.name == _named_by_content(name, path.read_bytes()):
+            return path
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _named_by_content(name: str, content: bytes) -> str:
+    return f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.so"
 
 
 def _compiler() -> list[str]:
@@ -155,7 +187,7 @@ def _compiler() -> list[str]:
 
 def _name(compiler: list[str]) -> str:
     """Of a library: everything that its code depends on."""
-    version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=_COMPILE_SECONDS, check=True).stdout
+    version = _output_of([*compiler, "--version"])
     parts = (_SOURCE.read_bytes(), " ".join((*compiler, *_FLAGS)).encode(), version, _cpu().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
 
@@ -170,22 +202,29 @@ def _cpu() -> str:
     return "\n".join([platform.system(), platform.machine(), platform.processor(), *sorted(set(told))])
 
 
-def _build(compiler: list[str], path: Path) -> None:
+def _build(compiler: list[str], folder: Path, name: str) -> Path:
     """Compile to a file of another name in the same folder, then give it its own: nobody sees half of it."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as private:
-        unnamed = Path(private) / path.name
-        command = [*compiler, *_FLAGS, str(_SOURCE), "-o", str(unnamed), "-lm"]
-        subprocess.run(command, capture_output=True, timeout=_COMPILE_SECONDS, check=True, stdin=subprocess.DEVNULL)
+    with tempfile.TemporaryDirectory(dir=folder) as private:
+        unnamed = Path(private) / "library.so"
+        _output_of([*compiler, *_FLAGS, str(_SOURCE), "-o", str(unnamed), "-lm"])
         unnamed.chmod(0o700)
-        os.replace(unnamed, path)
+        with unnamed.open("rb") as file:
+            os.fsync(file.fileno())
+            path = folder / _named_by_content(name, file.read())
+        return unnamed.replace(path)
+
+
+def _output_of(command: list[str]) -> bytes:
+    return subprocess.run(
+        command, capture_output=True, timeout=_COMPILE_SECONDS, check=True, stdin=subprocess.DEVNULL
+    ).stdout
 
 
 def _refuse_what_others_could_have_written(path: Path) -> None:
-    """A library runs as the user who loads it."""
-    for part in (path, path.parent):
-        state = part.stat()
-        if state.st_uid != os.getuid() or state.st_mode & 0o022:
-            raise PermissionError(f"{part} could have been written by others")
+    """A library runs as the user who loads it. Root could do anything anyway."""
+    state = path.stat()
+    if state.st_uid not in (0, os.getuid()) or state.st_mode & 0o022:
+        raise PermissionError(f"{path} could have been written by others")
 
 
 def _declared(compiled: ctypes.CDLL) -> ctypes.CDLL:

@@ -41,6 +41,8 @@ _CONE = 0.25
 _SPARE = 3
 _SECOND_SPARE = 9
 _ROWS = 4096
+# Scores of rows that are searched in full: 128 MB, where there are very many components.
+_SCORES_AT_ONCE = 2**25
 _LEAST = torch.iinfo(torch.int32).min
 
 _asking = threading.Lock()
@@ -143,7 +145,7 @@ def _compiled(x_ND: Tensor, components: _Rounded, n_neighbours: int, low: Bytes)
     scale_N = low.step_N * components.step
     # The H-th best score is at least the H-th highest product's worth less what is hidden, so a component takes part
     # only if its product is less by no more than twice that; the pass notices where chance would have it otherwise.
-    slack_N = (2 * components.hidden(low.step_N) / scale_N + 1).clamp_max(2.0**29).int()
+    slack_N = (2 * components.hidden(low.step_N) / scale_N + 1).clamp_max(cpu_kernels.MAX_SLACK).int()
     found = cpu_kernels.nearest(
         x_ND,
         low.code_ND,
@@ -157,7 +159,8 @@ def _compiled(x_ND: Tensor, components: _Rounded, n_neighbours: int, low: Bytes)
     if found is None:
         return None
     score_NH, index_NH, doubtful_N = found
-    for rows in doubtful_N.nonzero()[:, 0].split(_ROWS):
+    at_once = max(1, min(_ROWS, _SCORES_AT_ONCE // components.w_KD.shape[0]))
+    for rows in doubtful_N.nonzero()[:, 0].split(at_once):
         score_NH[rows], index_NH[rows] = _searched(x_ND[rows], components.w_KD, n_neighbours)
     return score_NH, index_NH
 

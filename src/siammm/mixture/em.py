@@ -90,22 +90,19 @@ def weigh(
     log_joint_NH = components.log_joint_of(x_ND, score_NH, index_NH)
     if n_neighbours == 1:
         return index_NH, torch.ones_like(score_NH), log_joint_NH[:, 0]
+    share_NH, log_sum_N = _shares(log_joint_NH, k, d)
     if assignment.by_density:
-        return index_NH, _softmax(log_joint_NH, k, d), _log_sum(log_joint_NH, k, d)
+        return index_NH, share_NH, log_sum_N
     logit_NH = components.similarity(score_NH, x_ND) / assignment.temperature
     if assignment.size_weighting:
         logit_NH = logit_NH + components.weight_K.clamp_min(1e-300).log().to(logit_NH)[index_NH]
-    return index_NH, _softmax(logit_NH, k, d), _log_sum(log_joint_NH, k, d)
+    return index_NH, _shares(logit_NH, k, d)[0], log_sum_N
 
 
-def _softmax(logit_NH: Tensor, k: int, d: int) -> Tensor:
+def _shares(logit_NH: Tensor, k: int, d: int) -> tuple[Tensor, Tensor]:
+    """The softmax of every row, and the logarithm of the sum of its exponentials."""
     found = cpu_kernels.shares(logit_NH) if cpu_kernels.worthwhile(logit_NH, k, d) else None
-    return logit_NH.softmax(dim=1) if found is None else found[0]
-
-
-def _log_sum(logit_NH: Tensor, k: int, d: int) -> Tensor:
-    found = cpu_kernels.shares(logit_NH) if cpu_kernels.worthwhile(logit_NH, k, d) else None
-    return logit_NH.logsumexp(dim=1) if found is None else found[1]
+    return found or (logit_NH.softmax(dim=1), logit_NH.logsumexp(dim=1))
 
 
 def e_step(samples: Samples, components: Components, assignment: Assignment) -> Statistics:
