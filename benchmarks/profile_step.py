@@ -110,7 +110,7 @@ def profiled(work: Callable[[], Any], device: torch.device) -> profile:
 def phases(load: Workload) -> Iterator[None]:
     """Make every phase of an uncaptured step wait for the device before and after, within a range of its name."""
     training, step, device = load.training, load.training.step, load.device
-    captures, step._captures = step._captures, False
+    captured, step._captures, step._beside = (step._captures, step._beside), False, None
 
     def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def phase(*args: Any, **kwargs: Any) -> Any:
@@ -143,7 +143,7 @@ def phases(load: Workload) -> Iterator[None]:
                 setattr(owner, name, original)
             else:
                 delattr(owner, name)
-        step._captures = captures
+        step._captures, step._beside = captured
 
 
 def by_kind(events: list[tuple[str, float, float]], steps: int) -> dict[str, Spent]:

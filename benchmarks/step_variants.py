@@ -90,7 +90,7 @@ def apply(training: Training, names: Sequence[str]) -> None:
     if "pad-stem" in names:
         pad_stems(training.network)
     if "no-capture" in names:
-        training.step._captures = False
+        training.step._captures, training.step._beside = False, None
     if "untried-convolutions" in names:
         cast(Any, step_module)._convolutions_tried = nullcontext
     if "one-stream" in names:
@@ -169,9 +169,8 @@ class PairedNetwork(SiameseNetwork):
         return Predictions(v_1, v_2, z_1, z_2, scores)
 
     @torch.no_grad()
-    def targets(self, x_1: Tensor, x_2: Tensor, z_1: Tensor, z_2: Tensor) -> tuple[Tensor, Tensor]:
-        if self.momentum_encoder is None:
-            return z_1.detach(), z_2.detach()
+    def followed(self, x_1: Tensor, x_2: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.momentum_encoder is not None
         with _both_views():
             first, second = self.momentum_encoder(_joined(x_1, x_2)).chunk(2)
         return first, second

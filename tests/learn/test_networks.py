@@ -335,7 +335,7 @@ def _trained(name: str, batches: Tensor, steps: list[Any], mode: str, *, compile
         optimiser.zero_grad(set_to_none=False)
         x_1, x_2 = (view.contiguous(memory_format=torch.channels_last) for view in x)
         with torch.autocast("cuda", torch.bfloat16):
-            v_1, v_2, z_1, z_2 = forward(x_1, x_2)
+            v_1, v_2, z_1, z_2, _ = forward(x_1, x_2)
             targets = network.targets(x_1, x_2, z_1, z_2)
         loss_of(v_1, v_2, *targets).backward()
         optimiser.step()

@@ -33,7 +33,8 @@ def images(n: int, size: int) -> np.ndarray:
 def losses(device: str, *, captured: bool = True, size: int = 32, n: int = 256, **settings: Any) -> np.ndarray:
     config = with_settings(PRESETS["cifar"], **(SMALL | settings))
     training = Training(config, open_source(images(n, size)), torch.device(device))
-    training.step._captures &= captured
+    if not captured:
+        training.step._captures, training.step._beside = False, None
     training.run()
     training.close()
     return np.array([[row["loss"], row["instance_loss"], row["cluster_loss"]] for row in training.metrics])

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 TABLES = dict.fromkeys(["p_table", "g_table", "b_table", "q_table", "table", "fours"], "*i64")
 TYPES = {**TABLES, **dict.fromkeys(["tensors", "numbers"], "*i32"), "momentum": "fp32"}
 KERNELS = ["_squares", "_lars", "_follow"]
+SMALL: dict[str, dict[str, object]] = {"_ratios": {"BLOCK": update_kernels._AT_ONCE}, "_note": {}}
 
 
 @pytest.mark.skipif(norm_kernels.triton is None, reason="Triton is not installed")
@@ -40,6 +41,20 @@ def test_it_compiles_without_spilling(name: str, tmp_path: Path) -> None:
     ptx = assembly(getattr(update_kernels, name), TYPES, {"PART": update_kernels._PART}, update_kernels._WARPS)
     assert "ld.global.v4" in ptx, "weights are read by the 16 bytes"
     assert registers(ptx, tmp_path) * 32 * update_kernels._WARPS <= 2**16 // 4
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("name", SMALL)
+def test_small_ones_compile_too(name: str, tmp_path: Path) -> None:
+    types = {**TYPES, "firsts": "*i32", "scaled": "*i32", "trust": "fp32", "start": "i32"}
+    assert registers(assembly(getattr(update_kernels, name), types, SMALL[name], update_kernels._WARPS), tmp_path) < 64
+
+
+def test_training_needs_no_triton() -> None:
+    """It comes with torch on Linux alone."""
+    code = "import sys; sys.modules['triton'] = None; import siammm.learn.loop as loop; assert loop.Training"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_where_there_are_no_kernels() -> None:
@@ -69,7 +84,7 @@ def test_on_a_gpu() -> None:
         for optimiser in optimisers:
             optimiser.found_inf = torch.tensor(float(step == 1), device="cuda")
             optimiser.step()
-        assert optimisers[0]._kernels is not None
+        assert optimisers[0]._kernels
         _assert_close(one, other)
     graph = torch.cuda.CUDAGraph()
     optimisers[0].found_inf = torch.zeros((), device="cuda")

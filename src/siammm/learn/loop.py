@@ -1,8 +1,8 @@
 """Algorithm 1: train an encoder and a mixture together.
 
 Read ``Training.run`` first: E step and M step from the last epoch's centroids, an epoch of updates, merge. All that a
-run consists of is in ``Training``, and all of it goes into a checkpoint, so that a run that was stopped goes on bit for
-bit (on the same machine and build): orders and augmentations depend on the seed, the epoch and the image alone.
+run consists of is in ``Training``, and all of it goes into a checkpoint, so that a run that was stopped goes on (on a
+CPU, with the same build, bit for bit): orders and augmentations depend on the seed, the epoch and the image alone.
 """
 
 from __future__ import annotations

@@ -372,7 +372,7 @@ class SiameseNetwork(nn.Module):
         if not isinstance(momentum, Tensor):
             _torch._foreach_lerp_(followers, leaders, 1 - momentum)
             return
-        if update_kernels.supports(followers, leaders):
+        if update_kernels.supports(followers, leaders) and (self._follow or not update_kernels.capturing()):
             self._follow = self._follow or FollowKernel(followers)
             self._follow(followers, leaders, (1 - momentum).to(followers[0]))
             return

@@ -31,7 +31,7 @@ try:
     triton = importlib.import_module("triton")
     tl = importlib.import_module("triton.language")
 except ImportError:  # pragma: no cover - Triton comes with torch on Linux; elsewhere torch's own layers serve
-    triton = None
+    triton = tl = None
 
 # Values in a tile: 32 for each thread of four warps, 16 for each of the eight of a program that sums up, which keeps
 # two sums for each: more would leave registers for few programs on a multiprocessor.

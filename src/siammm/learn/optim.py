@@ -46,8 +46,6 @@ class LARS(torch.optim.Optimizer):
 
     # The GradScaler then hands over its scale and verdict rather than reading them on the host.
     _step_supports_amp_scaling = True
-    # What they were made for, and they; a copy makes its own.
-    _kernels: tuple[list[Any], LarsKernels] | None = None
 
     def __init__(
         self,
@@ -103,13 +101,14 @@ class LARS(torch.optim.Optimizer):
             return False
         decays = [0.0 if group["excluded"] else float(group["weight_decay"]) for _, group in pairs]
         scaled = [not group["excluded"] for _, group in pairs]
-        made_for = [[p.shape for p in params], decays, scaled]
-        if self._kernels is None or self._kernels[0] != made_for:
-            self._kernels = made_for, LarsKernels(params, decays, scaled)
-        self._kernels[1](
-            params, grads, buffers, found_inf=found_inf,
-            **{name: first[name] for name in shared},
-        )  # fmt: skip
+        # By what they were made for: which parameters have gradients may change. A copy of the optimiser makes its own.
+        made: dict[Any, LarsKernels] = self.__dict__.setdefault("_kernels", {})
+        made_for = (params[0].device, *(p.numel() for p in params), *decays, *scaled)
+        if made_for not in made:
+            if update_kernels.capturing():  # making them copies from the host
+                return False
+            made[made_for] = LarsKernels(params, decays, scaled)
+        made[made_for](params, grads, buffers, found_inf=found_inf, **{name: first[name] for name in shared})
         return True
 
     def _buffer(self, p: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Labels while training: how good the backbone's features are by now. Nothing of this reaches the training.
 
-Measured are kNN accuracy and, where a labelled set stands beside labelled training images, the quick linear probe:
-seconds on a GPU, ten times in a run unless told otherwise, so that they cost next to nothing beside the updates.
+Measured are kNN accuracy and, where a labelled set stands beside labelled training images, the quick linear probe, ten
+times in a run unless told otherwise.
 
-Legend:  N images, S some of them, D dimensions.
+Legend:  N images, S some of them, Q images of the other set, D dimensions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from siammm.evaluate.linear import linear_accuracy
 from siammm.learn.encode import encode
 from siammm.learn.networks import SiameseNetwork
 
-# Of a labelled training set, at most so many images are compared with each other: the cost grows with the square.
+# Of a labelled training set, at most so many images are compared with each other, which grows with their square, and
+# at most so many train a linear probe.
 _MOST = 50_000
 # A linear probe chooses its penalty on parts of the training images, which need some of each class.
 _FEWEST_OF_A_CLASS = 5
@@ -56,24 +57,30 @@ class Probes:
             self._own_set.close()
 
     def _measured(self, network: SiameseNetwork) -> Iterator[tuple[str, float]]:
-        own = self.loader.labels
-        features_ND = encode(network, self.loader, "features")
-        if self._own_set is None:
-            assert own is not None
-            some = np.unique(np.linspace(0, len(own) - 1, min(len(own), _MOST)).round().astype(np.int64))
-            row_SD = features_ND[torch.from_numpy(some).to(self.device)]
-            yield "knn", knn_accuracy(row_SD, own[some], row_SD, own[some], leave_one_out=True, k=_voters(own[some]))
-            return
-        query, labels = encode(network, self._own_set, "features"), self._own_set.labels
-        assert labels is not None
+        own, beside = self.loader.labels, self._own_set
         if own is None:
-            yield "knn", knn_accuracy(query, labels, query, labels, leave_one_out=True, k=_voters(labels))
+            assert beside is not None
+            query_QD, labels = encode(network, beside, "features"), _labels(beside)
+            yield "knn", knn_accuracy(query_QD, labels, query_QD, labels, leave_one_out=True, k=_voters(labels))
             return
-        codes = _codes_like(self.loader, self._own_set)
-        yield "knn", knn_accuracy(query, labels, features_ND, codes, k=_voters(codes))
-        counts = np.unique(codes, return_counts=True)[1]
+        features_ND = encode(network, self.loader, "features")
+        some = np.unique(np.linspace(0, len(own) - 1, min(len(own), _MOST)).round().astype(np.int64))
+        some_SD = features_ND[torch.from_numpy(some).to(self.device)]
+        if beside is None:
+            labels = own[some]
+            yield "knn", knn_accuracy(some_SD, labels, some_SD, labels, leave_one_out=True, k=_voters(labels))
+            return
+        query_QD, labels = encode(network, beside, "features"), _labels(beside)
+        codes = _codes_like(self.loader, beside)
+        yield "knn", knn_accuracy(query_QD, labels, features_ND, codes, k=_voters(codes))
+        counts = np.unique(codes[some], return_counts=True)[1]
         if len(counts) > 1 and counts.min() >= _FEWEST_OF_A_CLASS:
-            yield "linear", linear_accuracy(features_ND, codes, query, labels)
+            yield "linear", linear_accuracy(some_SD, codes[some], query_QD, labels)
+
+
+def _labels(loader: Loader) -> np.ndarray:
+    assert loader.labels is not None
+    return loader.labels
 
 
 def _opened(config: TrainConfig, views: tuple[ViewSettings, ViewSettings], device: torch.device) -> Loader:

@@ -180,11 +180,8 @@ class Step:
         with torch.cuda.stream(self._beside):
             targets = self.network.followed(x_1, x_2)
         predictions = self._online(x_1, x_2, noise)
+        # Each stream waits for the other before it goes on, so that no memory is used again too early.
         here.wait_stream(self._beside)
-        for x in (x_1, x_2):
-            x.record_stream(self._beside)
-        for target in targets:
-            target.record_stream(here)
         return predictions, targets
 
     def _remember(self, position_B: Tensor, target_1: Tensor, target_2: Tensor, *, queued: bool = False) -> None:
@@ -283,7 +280,7 @@ def _convolutions_tried() -> Iterator[None]:
     """
     cudnn: Any = torch.backends.cudnn  # only partly typed
     before = cudnn.benchmark
-    cudnn.benchmark = before or not cudnn.deterministic
+    cudnn.benchmark = before or not (cudnn.deterministic or torch.are_deterministic_algorithms_enabled())
     try:
         yield
     finally:

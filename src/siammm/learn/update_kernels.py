@@ -58,6 +58,11 @@ def _order(t: Tensor) -> list[tuple[int, int]]:
     return [(size, stride) for size, stride in zip(t.shape, t.stride(), strict=True) if size > 1]
 
 
+def capturing() -> bool:
+    """Whether what is done now is written into a graph, to be done later."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 class Addresses:
     """Where tensors are, as the kernels read it."""
 
@@ -73,7 +78,7 @@ class Addresses:
                 some = list(tensors[start : start + _NOTED])
                 some += some[:1] * (_NOTED - len(some))
                 _note[(1,)](self.table_T, start, *some, **_USUAL)
-            self._known = now
+            self._known = [] if capturing() else now  # what is only captured has not been written
         return self.table_T
 
 
@@ -119,7 +124,8 @@ class LarsKernels:
         parts, device = self._parts, params[0].device
         p_T, b_T = self._p.note(params), self._b.note(buffers)
         g_T = self._g.note(grads, always=True)
-        lr = torch.as_tensor(lr, dtype=torch.float32, device=device)
+        # Not by copying a number from the host, which would wait for the device.
+        lr = lr.to(device, torch.float32) if isinstance(lr, Tensor) else torch.full((), lr, device=device)
         failed = torch.zeros((), device=device) if found_inf is None else found_inf.to(device, torch.float32)
         where = (parts.tensor_P, parts.number_P, parts.fours_T)
         _squares[(parts.n,)](p_T, g_T, *where, self._decay_T, self._sums_P2, PART=_PART, **_USUAL)
