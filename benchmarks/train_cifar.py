@@ -123,6 +123,7 @@ def main() -> None:
         kept: dict[str, Any] = {
             "features": encode(trained.network, training.loader, "features").half().cpu().numpy(),
             "labels": labels,
+            "embeddings": trained.embeddings.astype(np.float16),
         }
         if trained.mixture is not None:
             shares = trained.mixture.predict_proba(trained.embeddings)
