@@ -96,6 +96,7 @@ FLAGS = [
     "--fused",
     "--probe",
     "--probe-every",
+    "--image-cache",
     "--save-every",
     "--no-tensorboard",
     "--device",
@@ -390,6 +391,26 @@ def test_data_may_have_moved(begun: Path) -> None:
     Path("images").rename("elsewhere")
     assert main(["train", "elsewhere", "--resume", str(begun)]) == 0
     assert len(metrics("run")) == 2
+
+
+def test_large_photographs_are_shrunken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_folder(tmp_path / "photos", example_images(24, size=(90, 120), n_classes=2))
+    tiny = ["--preset", "demo", "--image-size", "8", "--augmentation", "32", "--epochs", "1", "--batch-size", "8"]
+    more = ["--n-components", "4", "--workers", "0", "--device", "cpu", "--image-cache", "small"]
+    assert main(["train", "photos", *tiny, *more, "--output", "one"]) == 0
+    copies = sorted(Path("small").rglob("*.jpg"))
+    assert len(copies) == 24
+    before = [path.stat().st_mtime_ns for path in copies]
+    assert main(["train", "photos", *tiny, *more, "--output", "two"]) == 0
+    assert [path.stat().st_mtime_ns for path in sorted(Path("small").rglob("*.jpg"))] == before
+    losses = [json.loads(Path(name, "metrics.jsonl").read_text())["loss"] for name in ("one", "two")]
+    assert losses[0] == losses[1]
+    Path("file").write_text("no folder")
+    for wrong in ("photos/copies", "photos", "file"):
+        assert main(["train", "photos", *tiny, *more[:-1], wrong, "--output", "three"]) == 2
+        assert not Path("three").exists()
+    assert not Path("photos/copies").exists()
 
 
 def test_a_run_is_resumed_from_any_folder(begun: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -335,6 +335,9 @@ class RunConfig:
     probe_every: int | None = None
     """Epochs between measurements with labels; by default a tenth of all."""
 
+    image_cache: str | None = None
+    """A folder for shrunken copies of large images, made at the first look; every later epoch and run reads these."""
+
     save_every: float = 5.0
     """Minutes between checkpoints, which a stopped run goes on from; one is also written when it is stopped."""
 

@@ -55,6 +55,8 @@ def _start(config: TrainConfig, context: Context, console: Console) -> None:
     check_settings(config)
     if config.run.probe is not None:
         config = with_settings(config, probe=_lasting(config.run.probe))
+    if config.run.image_cache is not None:
+        config = with_settings(config, image_cache=_cache_beside(str(config.data), config.run.image_cache))
     source = _source(config, str(config.data))
     output = config.output or Path(f"{_plain_name(source)}-run")
     if context.rank == 0:
@@ -205,6 +207,15 @@ def _lasting(data: str) -> str:
         return f"{scheme}:{name}:{_absolute(path)}"
     path, mark, split = data.partition("::")
     return f"{_absolute(path)}{mark}{split}"
+
+
+def _cache_beside(data: str, cache: str) -> str:
+    """The folder for copies, as it can be found from anywhere; not within the images, or copies would be among them."""
+    if Path(_absolute(cache)).is_relative_to(_absolute(data)):
+        raise InputError(
+            f"--image-cache {cache} lies within {data}, where its copies would be taken for images; choose another."
+        )
+    return _absolute(cache)
 
 
 def _absolute(path: str) -> str:

@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 from siammm.data import augment, decode
 from siammm.data.augment import ViewSettings
 from siammm.data.decode import BadImage, SetAside
+from siammm.data.shrunken import ShrunkenSource
 from siammm.data.sources import Source
 from siammm.errors import InputError
 
@@ -337,9 +339,13 @@ def open_loader(
     workers: int | None = None,
     limit: float = decode.MAX_BAD_IMAGES,
     known_bad: Mapping[str, str] | None = None,
+    image_cache: str | None = None,
     progress: Progress | None = None,
 ) -> Loader:
-    """The loader that suits the source: resident where the images are small and fit, streaming otherwise."""
+    """The loader that suits the source: resident where the images are small and fit, streaming otherwise.
+
+    ``image_cache`` is a folder for shrunken copies of large images, which are then streamed in place of these.
+    """
     size = views[0].size
     shape = source.uniform_shape()
     if kind == "auto":
@@ -358,6 +364,8 @@ def open_loader(
         # Under torchrun the processes of a machine share its cores.
         neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         workers = max(0, decode.default_threads() // neighbours - 1)
+    if image_cache is not None:
+        source = ShrunkenSource(source, Path(image_cache), view_size=size)
     return StreamingLoader(
         source, views, device, seed=seed, workers=workers, limit=limit, known_bad=known_bad, progress=progress
     )

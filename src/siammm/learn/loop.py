@@ -118,6 +118,7 @@ class Training:
             workers=config.reading.workers,
             limit=config.reading.max_bad_images,
             known_bad=known_bad,
+            image_cache=config.run.image_cache,
             progress=self.listener.reading,
         )
         n = self.loader.n_images

@@ -96,7 +96,14 @@ def _opened(config: TrainConfig, views: tuple[ViewSettings, ViewSettings], devic
     if source.labels is None:
         raise InputError(f"The probe {source.name} has no labels, but kNN accuracy needs them; leave it out.")
     return open_loader(
-        source, views, device, kind=reading.loader, seed=0, workers=reading.workers, limit=reading.max_bad_images
+        source,
+        views,
+        device,
+        kind=reading.loader,
+        seed=0,
+        workers=reading.workers,
+        limit=reading.max_bad_images,
+        image_cache=config.run.image_cache,
     )
 
 
