@@ -393,7 +393,9 @@ def test_data_may_have_moved(begun: Path) -> None:
     assert len(metrics("run")) == 2
 
 
-def test_large_photographs_are_shrunken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_photographs_are_shrunken_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_folder(tmp_path / "photos", example_images(24, size=(90, 120), n_classes=2))
     tiny = ["--preset", "demo", "--image-size", "8", "--augmentation", "32", "--epochs", "1", "--batch-size", "8"]
@@ -406,6 +408,9 @@ def test_large_photographs_are_shrunken_once(tmp_path: Path, monkeypatch: pytest
     assert [path.stat().st_mtime_ns for path in sorted(Path("small").rglob("*.jpg"))] == before
     losses = [json.loads(Path(name, "metrics.jsonl").read_text())["loss"] for name in ("one", "two")]
     assert losses[0] == losses[1]
+    assert "--image-cache" not in capsys.readouterr().out
+    assert main(["train", "photos", *tiny, *more[:-2], "--output", "without"]) == 0
+    assert "far larger" in capsys.readouterr().out
     Path("file").write_text("no folder")
     for wrong in ("photos/copies", "photos", "file"):
         assert main(["train", "photos", *tiny, *more[:-1], wrong, "--output", "three"]) == 2

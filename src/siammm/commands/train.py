@@ -22,6 +22,7 @@ from rich.markup import escape
 import siammm
 from siammm.commands.cluster import cluster_table, score_table
 from siammm.config import TrainConfig
+from siammm.data.decode import BadImage
 from siammm.data.folders import check_new_folder
 from siammm.data.sources import Source, open_source
 from siammm.data.wording import shown
@@ -35,6 +36,11 @@ from siammm.learn.progress import TrainingProgress, described
 from siammm.learn.run import RunFolder
 from siammm.presets import check_settings, setting_homes, with_settings
 
+# The views of images that are not small, unless told otherwise.
+_LARGE_VIEW = 224
+# Images whose size is asked for, and how many sides of a view theirs must have for copies to pay.
+_LOOKED_AT = 9
+_MANY_TIMES = 3
 # What may be changed when a run goes on: where it runs, not what it computes.
 _CHANGEABLE = frozenset({"data", "resume", "device", "workers", "save_every", "tensorboard", "probe"})
 
@@ -140,12 +146,27 @@ def announce(config: TrainConfig, source: Source, context: Context, console: Con
     )
     if source.note is not None:
         console.print(escape(source.note), style="yellow")
+    if config.run.image_cache is None and _are_large(source, config.views.image_size or _LARGE_VIEW):
+        console.print(
+            "The images are far larger than what training looks at; with --image-cache FOLDER all but the first look "
+            "would be faster.",
+            style="yellow",
+        )
     if context.device.type == "cpu" and config.network.backbone != CONV_SMALL:
         console.print(
             f"There is no GPU here, and {escape(config.network.backbone)} may take days; --preset laptop is a first "
             "look in minutes.",
             style="yellow",
         )
+
+
+def _are_large(source: Source, view_size: int) -> bool:
+    """Whether most images have several times the pixels of a view, by a look at a few."""
+    sides: list[int] = []
+    for i in source.spread(_LOOKED_AT).tolist():
+        with contextlib.suppress(BadImage):
+            sides.append(min(source.size(i)))
+    return bool(sides) and sorted(sides)[len(sides) // 2] >= _MANY_TIMES * view_size
 
 
 def show(training: Training, trained: Trained, output: Path, console: Console) -> None:
