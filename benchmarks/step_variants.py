@@ -1,7 +1,7 @@
 """Changes of the step that may make it faster, applied to a run before its first step: experiments, not yet product.
 
     load = Workload(config, device, n_images=50_000)
-    apply(load.training, ["grouped-update", "one-stream"])
+    apply(load.training, ["update-kernels", "side-by-side"])
 
 A change that proves itself belongs into ``siammm.learn``. All but ``tf32`` and ``max-autotune`` compute the same but
 for rounding; ``tests/bench/test_step_variants.py`` holds them to it.
@@ -36,8 +36,8 @@ VARIANTS = {
     "not-fused": "each view by itself, BatchNorm by inductor (--fused is off)",
     "paired": "as not-fused, but both views in one batch with statistics of their own, by inductor",
     "pad-stem": "the first convolution reads 8 channels, 5 of them zeros: cuDNN is slow with 3",
-    "grouped-update": "LARS and the momentum encoder's update by torch's grouped operations, not by our kernels",
-    "one-stream": "the momentum encoder after the online one, not beside it",
+    "update-kernels": "LARS and the momentum encoder's update by our kernels, not by torch's grouped operations",
+    "side-by-side": "the momentum encoder beside the online one, not after it",
     "compile-loss": "the loss compiled",
     "no-compile": "nothing compiled by inductor, but captured",
     "no-capture": "compiled, but not captured",
@@ -93,10 +93,10 @@ def apply(training: Training, names: Sequence[str]) -> None:
         training.step._captures, training.step._beside = False, None
     if "untried-convolutions" in names:
         cast(Any, step_module)._convolutions_tried = nullcontext
-    if "one-stream" in names:
-        training.step._beside = None
-    if "grouped-update" in names:
-        cast(Any, update_kernels).supports = lambda *lists: False
+    if "side-by-side" in names and training.step._captures and training.network.momentum_encoder is not None:
+        training.step._beside = torch.cuda.Stream()
+    if "update-kernels" in names:
+        update_kernels.IN_USE = True
     if "compile-loss" in names:
         cast(Any, step_module).batch_loss = torch.compile(step_module.batch_loss, dynamic=False)
 

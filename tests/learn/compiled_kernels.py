@@ -1,10 +1,12 @@
-"""Triton kernels compiled for a large GPU, where there need be none: what they become, whether registers suffice."""
+"""Triton kernels where there is no GPU: compiled for one, to see whether registers suffice, and interpreted."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from siammm.learn import norm_kernels
 
+_ROOT = Path(__file__).parents[2]
 # Triton brings one assembler or two, of which the newer reads all that it writes.
 _ASSEMBLERS: list[Path] = []
 if norm_kernels.triton is not None:
@@ -51,3 +54,15 @@ def registers(ptx: str, folder: Path) -> int:
     used = re.search(r"Used (\d+) registers", said)
     assert used is not None
     return int(used.group(1))
+
+
+def interpreted(program: str) -> int:
+    """Run one of the programs beside this file under Triton's interpreter; how many of its checks held, all of them."""
+    environment = {
+        **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)]),
+    }  # fmt: skip
+    command = [sys.executable, str(Path(__file__).with_name(program))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.count("ok  ")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from torch import nn
 from siammm.learn import norm_kernels
 from siammm.learn.fused import fused
 from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
+from tests.learn.compiled_kernels import interpreted
 from tests.learn.small_runs import measured, prepared, run_through, small_config, small_images
 
 ROOT = Path(__file__).parents[2]
@@ -99,14 +97,7 @@ def test_training_is_the_same() -> None:
 
 @pytest.mark.skipif(norm_kernels.triton is None, reason="Triton is not installed")
 def test_kernels_under_the_interpreter() -> None:
-    environment = {
-        **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-    }  # fmt: skip
-    command = [sys.executable, str(Path(__file__).with_name("interpreted_norms.py"))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("ok  ") > 100
+    assert interpreted("interpreted_norms.py") > 100
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ import torch
 
 from siammm.data.loader import ResidentLoader, StreamingLoader
 from siammm.data.sources import open_source
+from siammm.learn import update_kernels
 from siammm.learn.loop import Training
 from siammm.presets import PRESETS, with_settings
 
@@ -30,11 +31,14 @@ def images(n: int, size: int) -> np.ndarray:
     return (fine * 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
 
 
-def losses(device: str, *, captured: bool = True, size: int = 32, n: int = 256, **settings: Any) -> np.ndarray:
+def losses(
+    device: str, *, captured: bool = True, beside: bool = False, size: int = 32, n: int = 256, **settings: Any
+) -> np.ndarray:
     config = with_settings(PRESETS["cifar"], **(SMALL | settings))
     training = Training(config, open_source(images(n, size)), torch.device(device))
-    if not captured:
-        training.step._captures, training.step._beside = False, None
+    training.step._captures &= captured
+    if beside:
+        training.step._beside = torch.cuda.Stream()
     training.run()
     training.close()
     return np.array([[row["loss"], row["instance_loss"], row["cluster_loss"]] for row in training.metrics])
@@ -62,6 +66,18 @@ def test_a_compiled_step_trains_as_one_that_is_not() -> None:
 
 def test_both_views_in_one_batch_train_as_each_by_itself() -> None:
     np.testing.assert_allclose(losses("cuda", fused=True), losses("cuda", fused=False), atol=2e-2)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_encoders_side_by_side_train_as_one_after_the_other(accumulate: int) -> None:
+    settings = {"fused": True, "accumulate": accumulate}
+    np.testing.assert_allclose(losses("cuda", beside=True, **settings), losses("cuda", **settings), atol=5e-3)
+
+
+def test_updates_by_kernels_train_as_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = losses("cuda", optimiser="lars", learning_rate=0.1)
+    monkeypatch.setattr(update_kernels, "IN_USE", True)
+    np.testing.assert_allclose(losses("cuda", optimiser="lars", learning_rate=0.1), expected, atol=5e-3)
 
 
 def test_a_captured_step_in_parts_trains_as_an_uncaptured_one() -> None:

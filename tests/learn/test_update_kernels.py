@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import nn
 
 from siammm.learn import norm_kernels, update_kernels
 from siammm.learn.optim import build_optimiser
-from tests.learn.compiled_kernels import assembly, needs_a_compiler, registers
+from tests.learn.compiled_kernels import assembly, interpreted, needs_a_compiler, registers
 
 ROOT = Path(__file__).parents[2]
 TABLES = dict.fromkeys(["p_table", "g_table", "b_table", "q_table", "table", "fours"], "*i64")
@@ -25,14 +24,7 @@ SMALL: dict[str, dict[str, object]] = {"_ratios": {"BLOCK": update_kernels._AT_O
 
 @pytest.mark.skipif(norm_kernels.triton is None, reason="Triton is not installed")
 def test_kernels_under_the_interpreter() -> None:
-    environment = {
-        **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-    }  # fmt: skip
-    command = [sys.executable, str(Path(__file__).with_name("interpreted_updates.py"))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("ok  ") > 30
+    assert interpreted("interpreted_updates.py") > 30
 
 
 @needs_a_compiler
@@ -57,16 +49,19 @@ def test_training_needs_no_triton() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_where_there_are_no_kernels() -> None:
-    some = [torch.ones(3)]
+def test_they_are_for_a_gpu_and_off_until_one_has_run_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not update_kernels.IN_USE
+    monkeypatch.setattr(update_kernels, "IN_USE", True)
+    some = [torch.ones(4)]
     assert not update_kernels.supports(some, some) or norm_kernels.interpreted()
     assert not update_kernels.supports([], [])
 
 
 @pytest.mark.gpu
-def test_on_a_gpu() -> None:
+def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     import timm
 
+    monkeypatch.setattr(update_kernels, "IN_USE", True)
     torch.manual_seed(0)
     one = timm.create_model("resnet18", num_classes=300).cuda().to(memory_format=torch.channels_last)
     other = timm.create_model("resnet18", num_classes=300).cuda().to(memory_format=torch.channels_last)

@@ -601,8 +601,8 @@ typedef struct {
 
 /* e^x for x <= 0, to the last bit or two of float32, down to the smallest number there is, and 0 below: whether a
    component was given anything at all is asked later. */
-INLINE float exponential(float given) {
-    float x = given < -104.0f ? -104.0f : given;
+INLINE float exponential(float x) {
+    x = x < -104.0f ? -104.0f : x; /* which is rounded to 0 */
     float whole = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: what is added and taken off rounds */
     int32_t power;
     memcpy(&power, &whole, 4);
@@ -621,7 +621,7 @@ INLINE float exponential(float given) {
     int32_t half = power / 2, bits[2] = {(half + 127) * (1 << 23), (power - half + 127) * (1 << 23)};
     float scale[2];
     memcpy(scale, bits, 8);
-    return given < -104.0f ? 0.0f : value * scale[0] * scale[1];
+    return value * scale[0] * scale[1];
 }
 
 static void shares_of_blocks(void *argument, int64_t *next) {
