@@ -1,7 +1,7 @@
 """How many images a second does the full SiamMM step do on CIFAR-10's shapes, and lightly's BYOL beside it?
 
     PYTHONPATH=src:carry/site python benchmarks/step_gpu.py --output OUT
-    PYTHONPATH=src:carry/site python benchmarks/step_gpu.py --output OUT --variants update-kernels,side-by-side
+    PYTHONPATH=src:carry/site python benchmarks/step_gpu.py --output OUT --variants grouped-updates side-by-side
 
 ResNet-18 for 32 pixels, two views, momentum encoder, cluster loss with 4,000 clusters; 50,000 made-up images. Every
 case is a process of its own with a time limit, and its result is kept at once as a line of JSON. Images a second are
@@ -28,6 +28,7 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+import gpu_state
 import record
 import step_variants
 from siammm.bench import clock, images
@@ -62,7 +63,9 @@ def siammm(case: dict[str, Any], device: torch.device) -> dict[str, Any]:
     load = Workload(config, device, n_images=case["n_images"])
     step_variants.apply(load.training, names)
     first, ready = load.prepare(clustered=True)
-    found = clock.windows(lambda n: load.advance(n, clustered=True), device, seconds=case["seconds"])
+    found, state = gpu_state.watched(
+        lambda: clock.windows(lambda n: load.advance(n, clustered=True), device, seconds=case["seconds"])
+    )
     load.check()
     rates = [load.batch_size / seconds for seconds in found]
     return {
@@ -74,6 +77,7 @@ def siammm(case: dict[str, Any], device: torch.device) -> dict[str, Any]:
         "first_step_seconds": first,
         "ready_seconds": ready,
         "unknown_options": unknown,
+        **state,
         "captured": bool(load.training.step._graphs),
     }
 
@@ -172,7 +176,7 @@ def lightly(case: dict[str, Any], device: torch.device) -> dict[str, Any]:
     first = time.perf_counter() - started
     # An epoch's worth of batches first: workers start, and their queues fill.
     advance(max(1, min(len(loader), 4 * case["workers"])))
-    found = clock.windows(advance, device, seconds=3 * case["seconds"])
+    found, state = gpu_state.watched(lambda: clock.windows(advance, device, seconds=3 * case["seconds"]))
     rates = [case["batch"] / seconds for seconds in found]
     return {
         "images_per_second": statistics.median(rates),
@@ -180,6 +184,7 @@ def lightly(case: dict[str, Any], device: torch.device) -> dict[str, Any]:
         "milliseconds": 1000 * statistics.median(found),
         "peak_memory_gb": clock.peak_memory(device) / 1e9,
         "first_step_seconds": first,
+        **state,
     }
 
 
@@ -252,7 +257,7 @@ def body(results: list[dict[str, Any]], peak: float) -> str:
     for r in results:
         name = "lightly, BYOL" if r["who"] == "lightly" else "siammm" + "".join(f" + {v}" for v in r["variants"])
         if "failed" in r:
-            rows.append([name, str(r["width"]), str(r["batch"]), f"failed: {r['failed']}", "", "", "", "", ""])
+            rows.append([name, str(r["width"]), str(r["batch"]), f"failed: {r['failed']}", "", "", "", "", "", ""])
             continue
         spread = f"{min(r['windows']):,.0f} to {max(r['windows']):,.0f}"
         rows.append(
@@ -265,10 +270,12 @@ def body(results: list[dict[str, Any]], peak: float) -> str:
                 f"{100 * r['teraflops'] / peak:.0f} %" if "teraflops" in r else "",
                 f"{r['peak_memory_gb']:.2f}",
                 f"{r.get('ready_seconds', r['first_step_seconds']):.0f}",
+                f"{r['clock_mhz']:,.0f} MHz, {r['watts']:.0f} W, {r['celsius']:.0f} C" if "clock_mhz" in r else "",
                 f"{r['images_per_second'] / peer['images_per_second']:.2f}" if peer else "",
             ]
         )
-    header = ["step", "heads", "batch", "images/s", "ms a step", "of peak", "memory, GB", "s until ready", "x lightly"]
+    header = ["step", "heads", "batch", "images/s", "ms a step", "of peak", "memory, GB", "s until ready", "GPU"]
+    header.append("x lightly")
     used = {name for r in results for name in r["variants"]}
     notes = "\n".join(f"- {name}: {step_variants.VARIANTS[name]}." for name in sorted(used))
     return (

@@ -1,7 +1,7 @@
 """Changes of the step that may make it faster, applied to a run before its first step: experiments, not yet product.
 
     load = Workload(config, device, n_images=50_000)
-    apply(load.training, ["update-kernels", "side-by-side"])
+    apply(load.training, ["grouped-updates", "side-by-side"])
 
 A change that proves itself belongs into ``siammm.learn``. All but ``tf32`` and ``max-autotune`` compute the same but
 for rounding; ``tests/bench/test_step_variants.py`` holds them to it.
@@ -36,7 +36,7 @@ VARIANTS = {
     "not-fused": "each view by itself, BatchNorm by inductor (--fused is off)",
     "paired": "as not-fused, but both views in one batch with statistics of their own, by inductor",
     "pad-stem": "the first convolution reads 8 channels, 5 of them zeros: cuDNN is slow with 3",
-    "update-kernels": "LARS and the momentum encoder's update by our kernels, not by torch's grouped operations",
+    "grouped-updates": "LARS and the momentum encoder's update by torch's grouped operations, not by our kernels",
     "side-by-side": "the momentum encoder beside the online one, not after it",
     "compile-loss": "the loss compiled",
     "no-compile": "nothing compiled by inductor, but captured",
@@ -95,8 +95,8 @@ def apply(training: Training, names: Sequence[str]) -> None:
         cast(Any, step_module)._convolutions_tried = nullcontext
     if "side-by-side" in names and training.step._captures and training.network.momentum_encoder is not None:
         training.step._beside = torch.cuda.Stream()
-    if "update-kernels" in names:
-        update_kernels.IN_USE = True
+    if "grouped-updates" in names:
+        update_kernels.supports = lambda *lists: False
     if "compile-loss" in names:
         cast(Any, step_module).batch_loss = torch.compile(step_module.batch_loss, dynamic=False)
 

@@ -36,9 +36,11 @@ from siammm.presets import PRESETS, check_settings, with_settings
 # Each a method, and what it changes of it. ProPos is told the number of classes; nothing else is.
 RECIPES: dict[str, tuple[MethodName, dict[str, Any]]] = {
     **{name: (name, {}) for name in METHODS},
-    "byol": ("siammm", {"cluster_loss": "none"}),  # with SiamMM's heads: the same network, less the clusters
+    # With SiamMM's heads: the network of the paper's objective, less the clusters.
+    "byol": ("siammm", {"instance_loss": "cosine", "cluster_loss": "none"}),
     "propos": ("propos", {"n_components": 10}),
-    "siammm-paper": ("siammm", {"merge": "paper"}),
+    "siammm-cosine": ("siammm", {"instance_loss": "cosine", "cluster_after": 0.0}),  # the paper's objective
+    "siammm-paper": ("siammm", {"instance_loss": "cosine", "cluster_after": 0.0, "merge": "paper"}),
     "siammm-fixed": ("siammm", {"merge": "none", "n_components": 1000}),
 }
 
@@ -99,6 +101,7 @@ def main() -> None:
     found: dict[str, Any] = {
         "recipe": args.recipe, "settings": settings, "validation": args.validation, "seconds": round(seconds, 1),
         "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),
+        "effective_rank": round(training.metrics[-1]["effective_rank"], 1),
         "judged": "a tenth of the training images" if args.validation else "the test images",
         **record.circumstances(),
     }  # fmt: skip
@@ -112,7 +115,7 @@ def main() -> None:
             found[f"linear_{name}"] = linear_accuracy(bank, y, query, y_test)
     if trained.mixture is not None and trained.labels is not None:
         scores = clustering_scores(labels, trained.labels)
-        found |= {"n_clusters": trained.mixture.n_components_, "n_clusters_in_training": training.clustering.n_start}
+        found |= {"n_clusters": trained.mixture.n_components_, "n_clusters_at_start": training.clustering.n_start}
         names = ("ami", "nmi", "ari", "hungarian_accuracy", "majority_accuracy")
         found |= {name: getattr(scores, name) for name in names}
         found["k_curve"] = [row.get("n_clusters") for row in training.metrics]

@@ -20,6 +20,7 @@ COLUMNS = {
     "kNN, k = 20": "knn20_online",
     "kNN of the momentum encoder": "knn_momentum",
     "linear": "linear_online",
+    "effective rank": "effective_rank",
     "K": "n_clusters",
     "AMI": "ami",
     "NMI": "nmi",
@@ -42,22 +43,19 @@ def main() -> None:
     runs: list[dict[str, Any]] = [json.loads(path.read_text()) for path in args.runs]
     columns = {title: name for title, name in COLUMNS.items() if any(name in run for run in runs)}
     rows = [
-        [run["recipe"], str(run["settings"]["epochs"]), *(_written(run.get(name)) for name in columns.values())]
+        [_name(run), str(run["settings"]["epochs"]), *(_written(run.get(name)) for name in columns.values())]
         for run in runs
     ]
     settings = "\n".join(f"- {run['recipe']}: `{json.dumps(run['settings'])}`" for run in runs)
-    curves = "\n".join(
-        f"- {run['recipe']}: {', '.join(str(k) for k in run['k_curve'][:: max(1, len(run['k_curve']) // 20)])}"
-        for run in runs
-        if "k_curve" in run
-    )
+    curves = "\n".join(f"- {_name(run)}: {_curve(run['k_curve'])}" for run in runs if "k_curve" in run)
     clusters = "The scores of the clusters are of the training images. " if curves else ""
+    ranks = "The effective rank is that of the embeddings of the last epoch. " if "effective rank" in columns else ""
     body = f"""{record.table(["recipe", "epochs", *columns], rows)}
 
 Accuracies are of the last epoch, on {runs[0]["judged"]}, which were
 neither trained on nor clustered. {clusters}kNN is weighted (T = 0.1 for
 k = 200, 0.07 for k = 20) on the backbone's features; linear is logistic regression on these, its penalty chosen on a
-tenth of the training images. Images a second are the median epoch's.
+tenth of the training images. {ranks}Images a second are the median epoch's.
 
 The runs, and their settings beside those of the preset:
 
@@ -74,6 +72,17 @@ The runs, and their settings beside those of the preset:
         for name in ("command", "commit", "hardware", "software")
     }
     print(record.write(args.question, args.title, body, seeds=seeds, n=n, output=args.output, measured=measured))
+
+
+def _name(run: dict[str, Any]) -> str:
+    """The recipe, and what the command changed of it."""
+    changed = run["command"].partition(" --set ")[2].partition(" --")[0].split()
+    return ", ".join([run["recipe"], *(pair.replace("=", " ").replace("_", " ") for pair in changed)])
+
+
+def _curve(counts: list[int | None]) -> str:
+    """About twenty of them; there are none before clustering begins."""
+    return ", ".join("none" if k is None else f"{k:,}" for k in counts[:: max(1, len(counts) // 20)])
 
 
 def _written(value: Any) -> str:

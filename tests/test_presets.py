@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from siammm import cli
 from siammm.config import TrainConfig, initial_clusters
 from siammm.data.view_settings import views
 from siammm.errors import InputError, StoredFileError
@@ -84,7 +85,17 @@ def test_a_preset_knows_its_name_and_is_allowed(name: Any) -> None:
 
 
 def test_the_first_preset_is_the_default() -> None:
-    assert PRESETS["cifar"] == TrainConfig()
+    assert cli._started(None, None) == next(iter(PRESETS.values()))
+
+
+@pytest.mark.parametrize("name", ["cifar", "tiny"])
+def test_small_images_begin_with_contrast(name: Any) -> None:
+    config = PRESETS[name]
+    assert (config.objective.instance_loss, config.objective.contrastive_temperature) == ("contrastive", 0.2)
+    assert config.clustering.cluster_after == 0.25
+    # The paper's own presets are as the paper has it.
+    paper = PRESETS["imagenet-200"]
+    assert (paper.objective.instance_loss, paper.clustering.cluster_after) == ("cosine", 0.0)
 
 
 @pytest.mark.parametrize(("n_images", "found"), [(2, 2), (10, 2), (100, 8), (1797, 144), (50_000, 4000)])

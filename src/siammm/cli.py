@@ -141,7 +141,7 @@ def _flag(arguments: Sequence[str], flag: str) -> Any:
 
 def _started(preset: str | None, method: str | None) -> TrainConfig:
     """The settings that flags start from."""
-    config = PRESETS.get(cast(Any, preset), TrainConfig())
+    config = PRESETS.get(cast(Any, preset), PRESETS[TrainConfig.preset])
     return with_method(config, cast(Any, method)) if method in METHODS else config
 
 

@@ -1,8 +1,8 @@
 """Complete settings for the usual sizes of images; a preset is where ``siammm train`` starts from.
 
 ``imagenet-100`` and ``imagenet-200`` hold the paper's every number (section 5.1), but for one layer of BatchNorm
-(``docs/decisions/0012``). The small presets keep its objective
-and mixture, with the optimisation that its peers use at these sizes.
+(``docs/decisions/0012``). The small presets keep its mixture, take the contrastive one of its instance losses, and let
+clusters begin later (``docs/decisions/0026``), with the optimisation that its peers use at these sizes.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ _IMAGENET_200 = TrainConfig(
     ),
 )
 
+# Clusters of an encoder that knows nothing narrow its embeddings, and the cosine has nothing that widens them again.
+_SMALL = TrainConfig(
+    objective=ObjectiveConfig(instance_loss="contrastive", contrastive_temperature=0.2),
+    clustering=ClusteringConfig(cluster_after=0.25),
+)
+
 # For a CPU. So few clusters are far apart: a soft assignment needs a higher temperature, and a sensible encoder first.
 # The negatives of MoCo v3's loss keep images apart that so short a training would otherwise merge. Few images make few
 # updates an epoch: small batches, and a momentum encoder that follows quickly.
@@ -61,8 +67,8 @@ _DEMO = TrainConfig(
 )
 
 PRESETS: dict[PresetName, TrainConfig] = {
-    "cifar": TrainConfig(preset="cifar"),
-    "tiny": TrainConfig(preset="tiny"),
+    "cifar": replace(_SMALL, preset="cifar"),
+    "tiny": replace(_SMALL, preset="tiny"),
     # Groups of so weak an encoder overlap, and merging would not stop before one or two: a few are left to look at.
     "laptop": replace(
         _DEMO,

@@ -24,7 +24,6 @@ torch.set_num_threads(1)
 failures: list[str] = []
 # Tensors of several parts, and partial sums that are added up in several goes, without large tensors.
 update_kernels._PART, update_kernels._AT_ONCE = 64, 4
-update_kernels.IN_USE = True
 
 
 def check(name: str, holds: bool) -> None:

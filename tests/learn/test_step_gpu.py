@@ -23,6 +23,14 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions that repeat themselves, in full precision: else two runs of the same step drift apart by more than a
+    wrong one might, since cuDNN tries its convolutions before a capture and takes others than without."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 def images(n: int, size: int) -> np.ndarray:
     """Smooth random pictures: noise alone has nothing that two views could share."""
     rng = np.random.default_rng(0)
@@ -50,9 +58,7 @@ def test_a_captured_step_trains_as_an_uncaptured_one(optimiser: str) -> None:
     np.testing.assert_allclose(losses("cuda", **settings), losses("cuda", captured=False, **settings), atol=5e-3)
 
 
-def test_a_gpu_trains_as_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Its short products would move the losses by more than a wrong step might.
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_a_gpu_trains_as_a_cpu() -> None:
     # One epoch: after it the two drift apart, as any two sums in another order do under BatchNorm.
     np.testing.assert_allclose(losses("cuda", epochs=1), losses("cpu", epochs=1), atol=5e-3)
 
@@ -65,7 +71,7 @@ def test_a_compiled_step_trains_as_one_that_is_not() -> None:
 
 
 def test_both_views_in_one_batch_train_as_each_by_itself() -> None:
-    np.testing.assert_allclose(losses("cuda", fused=True), losses("cuda", fused=False), atol=2e-2)
+    np.testing.assert_allclose(losses("cuda", fused=True, epochs=1), losses("cuda", fused=False, epochs=1), atol=5e-3)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -75,9 +81,9 @@ def test_encoders_side_by_side_train_as_one_after_the_other(accumulate: int) -> 
 
 
 def test_updates_by_kernels_train_as_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = losses("cuda", optimiser="lars", learning_rate=0.1)
-    monkeypatch.setattr(update_kernels, "IN_USE", True)
-    np.testing.assert_allclose(losses("cuda", optimiser="lars", learning_rate=0.1), expected, atol=5e-3)
+    found = losses("cuda", optimiser="lars", learning_rate=0.1)
+    monkeypatch.setattr(update_kernels, "supports", lambda *lists: False)
+    np.testing.assert_allclose(found, losses("cuda", optimiser="lars", learning_rate=0.1), atol=5e-3)
 
 
 def test_a_captured_step_in_parts_trains_as_an_uncaptured_one() -> None:

@@ -24,8 +24,6 @@ from torch import Tensor
 
 from siammm.learn.norm_kernels import _jit, available, interpreted, tl
 
-# Off until a GPU has run them (decision 0024); benchmarks and tests switch them on.
-IN_USE = False
 # Values of a part: 16 for each thread, in fours.
 _PART = 2048
 _WARPS = 4
@@ -37,8 +35,8 @@ _NOTED = 16
 
 
 def supports(*lists: Sequence[Tensor]) -> bool:
-    """Whether the kernels are in use and can work on these lists: float32 on one GPU, pairwise alike in memory."""
-    if not IN_USE or not lists[0] or not available():
+    """Whether the kernels can work on these lists: float32 on one GPU, pairwise alike in memory."""
+    if not lists[0] or not available():
         return False
     first = lists[0][0].device
     if not (first.type == "cuda" or interpreted()):
