@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from siammm.learn import norm_kernels
-from siammm.learn.fused import fused, normalised
+from siammm.learn.fused import fused, normalised, normalised_twice
 from siammm.learn.networks import build_backbone
 
 torch.set_num_threads(1)
@@ -43,12 +43,14 @@ cases = [
     ((16, 64, 8, 8), 2, torch.bfloat16),
 ]
 for shape, groups, dtype in cases:
-    for affine, with_residual, relu in (
-        (True, False, True),
-        (True, True, True),
-        (False, False, False),
-        (True, True, False),
+    for affine, with_residual, relu, keeps in (
+        (True, False, True, True),
+        (True, True, True, False),
+        (True, True, True, True),
+        (False, False, False, True),
+        (True, True, False, True),
     ):
+        norm_kernels.KEEPS = keeps
         generator = torch.Generator().manual_seed(sum(shape))
         channels = shape[1]
         centre = 50 * torch.randn(channels, generator=generator)
@@ -82,7 +84,9 @@ for shape, groups, dtype in cases:
         wanted = [wide, *([wide_residual] if wide_residual is not None else []), *plain.parameters()]
         expected = torch.autograd.grad(expected_y, wanted, dy.double())
 
-        label = f"{tuple(shape)} x {groups}, {dtype}, affine {affine}, residual {with_residual}, relu {relu}"
+        label = (
+            f"{tuple(shape)} x {groups}, {dtype}, affine {affine}, residual {with_residual}, relu {relu}, keeps {keeps}"
+        )
         # A mean of 50 costs float32 two digits; bfloat16 has two and a half in all.
         tolerance = 1e-4 if dtype == torch.float32 else 2e-2
         check(f"output, {label}", y, expected_y, tolerance)
@@ -96,6 +100,29 @@ for shape, groups, dtype in cases:
         check(f"running variance, {label}", layer.running_var, plain.running_var, 1e-4)
         assert layer.num_batches_tracked is not None
         check(f"batches, {label}", layer.num_batches_tracked, torch.tensor(groups), 0.0)
+
+# Two readers: their gradients are added up on the way, also where there is no residual or no ReLU, or only the second.
+norm_kernels.KEEPS = True
+for with_residual, relu in ((True, True), (True, False), (False, True), (False, False)):
+    for readers in ((1.0, 2.0), (0.0, 2.0)):
+        torch.manual_seed(1)
+        x, residual, one, two = (t.to(memory_format=torch.channels_last) for t in torch.randn(4, 12, 24, 3, 3))
+        results: list[list[Tensor]] = []
+        for kept_apart in (True, False):
+            given = [x.clone().requires_grad_(), residual.clone().requires_grad_()]
+            layer = nn.BatchNorm2d(24)
+            first, second = normalised_twice(given[0], layer, 2, given[1] if with_residual else None, relu=relu)
+            if not kept_apart:
+                second = first
+            loss = (second * two * readers[1]).sum()
+            if readers[0]:
+                loss = loss + (first * one * readers[0]).sum()
+            loss.backward()
+            results.append([t.grad for t in (*given, *layer.parameters()) if t.grad is not None])
+        label = f"two readers {readers}, residual {with_residual}, relu {relu}"
+        assert len(results[0]) == len(results[1])
+        for number, (found, expected) in enumerate(zip(*results, strict=True)):
+            check(f"gradient {number}, {label}", found, expected, 1e-5)
 
 # What is not a number is not hidden by the ReLU; the other group knows nothing of it.
 for value in (float("nan"), float("inf")):

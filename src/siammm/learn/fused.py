@@ -23,6 +23,8 @@ from siammm.learn import norm_kernels
 
 Piece = Callable[[Tensor, int], Tensor]
 """Turns a batch of so many groups into its outputs."""
+Block = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""The same with a shortcut beside it: of what either reads, and for what either of the next block reads."""
 
 # They look at one image at a time, and remember nothing.
 _INDEPENDENT = (nn.Conv2d, nn.Linear, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Identity)
@@ -49,18 +51,32 @@ def normalised(
     relu: bool = False,
 ) -> Tensor:
     """A BatchNorm layer on each group of a batch by itself, then a residual and a ReLU if wanted."""
+    return normalised_twice(x, layer, groups, residual, relu=relu)[0]
+
+
+def normalised_twice(
+    x: Tensor,
+    layer: nn.BatchNorm1d | nn.BatchNorm2d,
+    groups: int,
+    residual: Tensor | None = None,
+    *,
+    relu: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """``normalised``, and the same again for a second reader, whose gradient then needs no addition of its own."""
     if not layer.training:
         y = layer(x)
         y = y if residual is None else y + residual
-        return functional.relu(y) if relu else y
+        y = functional.relu(y) if relu else y
+        return y, y
     assert layer.num_batches_tracked is not None
     running = (layer.running_mean, layer.running_var)
     momentum = cast(float, layer.momentum)
     if norm_kernels.available() and (x.is_cuda or norm_kernels.interpreted()):
-        return cast(Any, _Normalised).apply(
+        y, again = cast(Any, _Normalised).apply(
             x, layer.weight, layer.bias, residual, (*running, layer.num_batches_tracked), momentum, layer.eps, groups,
             relu,
         )  # fmt: skip
+        return y, again if norm_kernels.KEEPS else y
     layer.num_batches_tracked.add_(groups)
     parts = [
         functional.batch_norm(part, *running, layer.weight, layer.bias, True, momentum, layer.eps)
@@ -68,11 +84,12 @@ def normalised(
     ]
     y = torch.cat(parts)
     y = y if residual is None else y + residual
-    return functional.relu(y) if relu else y
+    y = functional.relu(y) if relu else y
+    return y, y
 
 
 class _Normalised(torch.autograd.Function):
-    """``normalised`` by our kernels."""
+    """``normalised_twice`` by our kernels."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -86,7 +103,7 @@ class _Normalised(torch.autograd.Function):
         eps: float,
         groups: int,
         relu: bool,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """The outputs; see ``norm_kernels.forward``."""
         rows = _rows(x)
         y, moments = norm_kernels.forward(
@@ -95,17 +112,20 @@ class _Normalised(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(rows, y if relu and residual is not None else None, moments, weight, bias)
         ctx.relu, ctx.with_residual = relu, residual is not None
-        return _shaped(y, x)
+        ctx.set_materialize_grads(False)  # most have one reader
+        shaped = _shaped(y, x)
+        return shaped, shaped.detach()  # another tensor of the same values, with a gradient of its own
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The gradients; see ``norm_kernels.backward``."""
         x, y, moments, weight, bias = ctx.saved_tensors
-        grad = grads[0]
+        grad, *others = [grad for grad in grads if grad is not None]
         dx, d_weight, d_bias, d_residual = norm_kernels.backward(
-            _rows(grad), x, y, moments, weight, bias, relu=ctx.relu, with_residual=ctx.with_residual
-        )
+            _rows(grad), _rows(others[0]) if others else None, x, y, moments, weight, bias, relu=ctx.relu,
+            with_residual=ctx.with_residual,
+        )  # fmt: skip
         return (
             _shaped(dx, grad),
             None if weight is None else d_weight.to(weight),
@@ -148,7 +168,10 @@ def _piece(module: nn.Module) -> Piece:
     if parts is not None:
         return _chain(parts())
     if kind.__module__ == "timm.models.resnet":
-        return _resnet(cast(Any, module)) if kind.__name__ == "ResNet" else _block(cast(Any, module))
+        if kind.__name__ == "ResNet":
+            return _resnet(cast(Any, module))
+        block = _block(cast(Any, module))
+        return lambda x, groups: block(x, x, groups)[0]
     raise _UnknownPartError(kind.__name__)
 
 
@@ -188,10 +211,25 @@ def _resnet(model: Any) -> Piece:
     if model.drop_rate or model.grad_checkpointing or not isinstance(model.fc, nn.Identity):
         raise _UnknownPartError("a ResNet with dropout, checkpointing or a classifier")
     layers = [block for layer in (model.layer1, model.layer2, model.layer3, model.layer4) for block in layer]
-    return _chain([model.conv1, model.bn1, model.act1, model.maxpool, *layers, model.global_pool])
+    if type(model.bn1) is not nn.BatchNorm2d or type(model.act1) is not nn.ReLU:
+        raise _UnknownPartError("a first layer without BatchNorm and ReLU")
+    _norm(model.bn1, relu=True)  # to refuse what it refuses
+    stem, blocks, pool = _piece(model.conv1), [_block(layer) for layer in layers], _piece(model.global_pool)
+    # Small images go on as they are.
+    shrink = None if isinstance(model.maxpool, nn.Identity) else _piece(model.maxpool)
+
+    def run(x: Tensor, groups: int) -> Tensor:
+        x, kept = normalised_twice(stem(x, groups), model.bn1, groups, relu=True)
+        if shrink is not None:
+            x = kept = shrink(x, groups)
+        for block in blocks:
+            x, kept = block(x, kept, groups)
+        return pool(x, groups)
+
+    return run
 
 
-def _block(block: Any) -> Piece:
+def _block(block: Any) -> Block:
     """timm's basic block or bottleneck: convolutions with BatchNorm; the last one adds the shortcut."""
     count = {"BasicBlock": 2, "Bottleneck": 3}.get(type(block).__name__, 0)
     extras = (block.se, block.drop_path, block.drop_block, block.aa) if count else ()
@@ -207,10 +245,10 @@ def _block(block: Any) -> Piece:
     _norm(norms[-1], relu=True)  # to refuse what it refuses
     shortcut = None if block.downsample is None else _piece(block.downsample)
 
-    def run(x: Tensor, groups: int) -> Tensor:
-        kept = x if shortcut is None else shortcut(x, groups)
+    def run(x: Tensor, kept: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+        kept = kept if shortcut is None else shortcut(kept, groups)
         for piece in inner:
             x = piece(x, groups)
-        return normalised(convolutions[-1](x), norms[-1], groups, kept, relu=True)
+        return normalised_twice(convolutions[-1](x), norms[-1], groups, kept, relu=True)
 
     return run

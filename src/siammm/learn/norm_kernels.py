@@ -40,11 +40,16 @@ _WIDEST = 128
 _WARPS, _SUM_WARPS = 4, 8
 # A product and a sum in one rounding, said because Triton's default is changing: the way back must round a product as
 # the way forward did, to find the ReLU open at the same places.
+# A program that sums up works on one tile while STAGES - 1 more are on their way.
 _USUAL = {"num_warps": _WARPS, "enable_fp_fusion": True}
-_SUMMING = {"num_warps": _SUM_WARPS, "enable_fp_fusion": True}
+_SUMMING = {"num_warps": _SUM_WARPS, "enable_fp_fusion": True, "STAGES": 1}
 # Programs that sum up at once: about four for every multiprocessor of a large GPU, each with 8 kB on its way from
 # memory. Each leaves a row that another program has to read, so there are not more.
 _PROGRAMS = 512
+# Whether the gradient before the ReLU is written when sums are taken of it, and read again, and the two gradients of
+# what two layers read are added up meanwhile. Off until a GPU has run it (decision 0020); benchmarks and tests switch
+# it on.
+KEEPS = False
 # Such rows, and channels of them, that are added up at a time: few channels, so that many programs share the work.
 _ROWS_AT_ONCE = 256
 _FEW = 16
@@ -105,6 +110,7 @@ def forward(
 
 def backward(
     dy_NC: Tensor,
+    second_NC: Tensor | None,
     x_NC: Tensor,
     y_NC: Tensor | None,
     moments_G2C: Tensor,
@@ -116,20 +122,25 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of x, of weight and bias (C), and of the residual if there was one.
 
-    ``y_NC`` says where the ReLU was open, and is needed only if a residual went into it: else x says so too.
+    The gradient of y is dy, or the sum of dy and ``second_NC``. ``y_NC`` says where the ReLU was open, and is needed
+    only if a residual went into it: else x says so too.
     """
     n, channels = x_NC.shape
     groups = moments_G2C.shape[0]
     rows = n // groups
     block_r, block_c, programs = _tiles(rows, channels, groups)
     columns = triton.cdiv(channels, block_c)
-    switches = {"AFFINE": weight_C is not None, "RELU": relu, "LOOK": y_NC is not None}
     seen_NC = y_NC if y_NC is not None else x_NC
+    affine = weight_C is not None
     weight, bias = (v if v is not None else moments_G2C for v in (weight_C, bias_C))
     partial = x_NC.new_empty((groups, programs, 2, channels), dtype=torch.float32)
+    # The gradient before the ReLU is that of the residual too. Where it is written, nothing else has to be read again.
+    keeps = second_NC is not None or (KEEPS and with_residual and relu)
+    kept_NC = torch.empty_like(x_NC) if keeps else dy_NC
     _gradient_sums[(columns, programs, groups)](
-        dy_NC, x_NC, seen_NC, moments_G2C, weight, bias, partial, rows, channels, programs, **switches,
-        BLOCK_R=block_r, BLOCK_C=block_c, **_SUMMING,
+        dy_NC, second_NC if second_NC is not None else dy_NC, x_NC, seen_NC, moments_G2C, weight, bias, kept_NC,
+        partial, rows, channels, programs, AFFINE=affine, RELU=relu, LOOK=y_NC is not None,
+        SECOND=second_NC is not None, KEEP=keeps, BLOCK_R=block_r, BLOCK_C=block_c, **_SUMMING,
     )  # fmt: skip
     sums_G2C = torch.empty_like(moments_G2C)
     parameters_2C = x_NC.new_empty((2, channels), dtype=torch.float32)
@@ -139,13 +150,14 @@ def backward(
     )  # fmt: skip
     dx_NC = torch.empty_like(x_NC)
     # Where nothing is cut off, the residual's gradient is the output's own.
-    own = with_residual and relu
-    residual_NC = torch.empty_like(x_NC) if own else dy_NC if with_residual else None
+    own = with_residual and relu and not keeps
+    residual_NC = torch.empty_like(x_NC) if own else kept_NC
     _gradient[(triton.cdiv(rows, block_r), columns, groups)](
-        dy_NC, x_NC, seen_NC, moments_G2C, weight, bias, sums_G2C, dx_NC, residual_NC if own else dx_NC,
-        rows, channels, **switches, RESIDUAL=own, BLOCK_R=block_r, BLOCK_C=block_c, **_USUAL,
+        kept_NC, x_NC, seen_NC, moments_G2C, weight, bias, sums_G2C, dx_NC, residual_NC, rows, channels,
+        AFFINE=affine, RELU=relu and not keeps, LOOK=y_NC is not None, RESIDUAL=own,
+        BLOCK_R=block_r, BLOCK_C=block_c, **_USUAL,
     )  # fmt: skip
-    return dx_NC, parameters_2C[1], parameters_2C[0], residual_NC
+    return dx_NC, parameters_2C[1], parameters_2C[0], residual_NC if with_residual else None
 
 
 def _tiles(rows: int, channels: int, groups: int) -> tuple[int, int, int]:
@@ -171,14 +183,16 @@ def _tile(first_row, group, rows, channels, column, BLOCK_R: tl.constexpr, BLOCK
 
 
 @_jit
-def _sums(x, partial, rows, channels, programs, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+def _sums(
+    x, partial, rows, channels, programs, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
     column, program, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     channel = column * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < channels
     shift = tl.load(x + group.to(tl.int64) * rows * channels + channel, mask=inside, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
     squares = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
-    for first in range(program * BLOCK_R, rows, programs * BLOCK_R):
+    for first in tl.range(program * BLOCK_R, rows, programs * BLOCK_R, num_stages=STAGES):
         offset, exists = _tile(first, group, rows, channels, column, BLOCK_R, BLOCK_C)
         value = tl.load(x + offset, mask=exists, other=0.0).to(tl.float32)
         value = tl.where(exists, value - shift[None, :], 0.0)
@@ -267,9 +281,14 @@ def _apply(
 
 
 @_jit
-def _passed(dy, x, seen, offset, exists, mean, deviation, scale, shift, RELU: tl.constexpr, LOOK: tl.constexpr):
+def _passed(
+    dy, second, x, seen, offset, exists, mean, deviation, scale, shift,
+    RELU: tl.constexpr, LOOK: tl.constexpr, SECOND: tl.constexpr,
+):  # fmt: skip
     """The gradient before the ReLU, and x standardised, of one tile."""
     gradient = tl.load(dy + offset, mask=exists, other=0.0).to(tl.float32)
+    if SECOND:
+        gradient += tl.load(second + offset, mask=exists, other=0.0).to(tl.float32)
     value = tl.load(x + offset, mask=exists, other=0.0).to(tl.float32) - mean[None, :]
     if RELU:
         if LOOK:
@@ -282,18 +301,24 @@ def _passed(dy, x, seen, offset, exists, mean, deviation, scale, shift, RELU: tl
 
 @_jit
 def _gradient_sums(
-    dy, x, seen, moments, weight, bias, partial, rows, channels, programs,
-    AFFINE: tl.constexpr, RELU: tl.constexpr, LOOK: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    dy, second, x, seen, moments, weight, bias, kept, partial, rows, channels, programs,
+    AFFINE: tl.constexpr, RELU: tl.constexpr, LOOK: tl.constexpr, SECOND: tl.constexpr, KEEP: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     column, program, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     channel = column * BLOCK_C + tl.arange(0, BLOCK_C)
     mean, deviation, scale, shift = _factors(moments, weight, bias, group, channels, channel, AFFINE)
     total = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
     products = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
-    for first in range(program * BLOCK_R, rows, programs * BLOCK_R):
+    for first in tl.range(program * BLOCK_R, rows, programs * BLOCK_R, num_stages=STAGES):
         offset, exists = _tile(first, group, rows, channels, column, BLOCK_R, BLOCK_C)
-        gradient, z = _passed(dy, x, seen, offset, exists, mean, deviation, scale, shift, RELU, LOOK)
+        gradient, z = _passed(
+            dy, second, x, seen, offset, exists, mean, deviation, scale, shift, RELU, LOOK, SECOND
+        )  # fmt: skip
+        if KEEP:
+            rounded = gradient.to(kept.dtype.element_ty)
+            tl.store(kept + offset, rounded, mask=exists)
+            gradient = rounded.to(tl.float32)  # the sums are of what is read again
         total += gradient
         products += gradient * z
     place = partial + ((group * programs + program) * 2) * channels + channel
@@ -335,7 +360,7 @@ def _gradient(
     mean_gradient = tl.load(place, mask=inside, other=0.0) / rows
     mean_product = tl.load(place + channels, mask=inside, other=0.0) / rows
     offset, exists = _tile(tl.program_id(0) * BLOCK_R, group, rows, channels, column, BLOCK_R, BLOCK_C)
-    gradient, z = _passed(dy, x, seen, offset, exists, mean, deviation, scale, shift, RELU, LOOK)
+    gradient, z = _passed(dy, dy, x, seen, offset, exists, mean, deviation, scale, shift, RELU, LOOK, False)
     if RESIDUAL:
         tl.store(residual + offset, gradient.to(residual.dtype.element_ty), mask=exists)
     value = (gradient - mean_gradient[None, :] - z * mean_product[None, :]) * scale[None, :]
