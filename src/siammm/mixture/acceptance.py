@@ -20,7 +20,8 @@ k-means cuts a single cloud of points in two as readily as it separates two clou
 
 Every component proposes to merge with the one of its nearest it gains least from; the proposal is taken if the pair is
 not to be kept apart, or if the proposer does not stand alone. When no proposal is taken, every survivor is offered a
-split along its main axis, which the same rounds then confirm or undo: it frees components that merged too early.
+split along its main axis. It stays in two if these two are to be kept apart, and the same rounds then confirm or undo
+it: this frees components that merged too early.
 
 The constants were fixed on twelve synthetic families and looked at on scikit-learn's digits; eleven other families
 judged them (``benchmarks/merge_families.py``, ``docs/decisions/0003-when-to-stop-merging.md``).
@@ -182,8 +183,10 @@ def nearby_pairs(centre_KD: Tensor, *, unit: bool) -> Tensor:
     return torch.stack([code // k, code % k], dim=1).to(centre_KD.device)
 
 
-def halves(samples: Samples, components: Components, assignment: Assignment, *, unit: bool) -> Tensor:
-    """Two centres for every component, on either side of its main axis, centre_2KD; empty sides are left out.
+def halves(samples: Samples, components: Components, assignment: Assignment, *, unit: bool) -> tuple[Tensor, Tensor]:
+    """Two centres for every component, on either side of its main axis, and which two are of one, pair_P2.
+
+    Empty sides are left out.
 
     The axis comes from power iteration on the covariance of the component's own samples: a few passes over the data.
     """
@@ -212,8 +215,10 @@ def halves(samples: Samples, components: Components, assignment: Assignment, *, 
         total_2KD += _sums(x_ND, side, 2 * k).to(total_2KD)
     ranks.all_reduce_sum(count_2K, total_2KD)
     filled = count_2K > 0
-    centre_2KD = total_2KD[filled] / count_2K[filled, None]
-    return centre_2KD / _length(centre_2KD).clamp_min(1e-300) if unit else centre_2KD
+    centre_SD = total_2KD[filled] / count_2K[filled, None]
+    place_K2 = (filled.cumsum(0) - 1).view(k, 2)
+    pair_P2 = place_K2[filled.view(k, 2).all(dim=1)]
+    return (centre_SD / _length(centre_SD).clamp_min(1e-300) if unit else centre_SD), pair_P2
 
 
 @dataclass(frozen=True)

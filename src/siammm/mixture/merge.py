@@ -73,14 +73,34 @@ def merged(
     if settings.rule == "paper" or not splits:
         return components, history
     for _ in range(_SPLIT_CYCLES):
-        centre_KD = acceptance.halves(samples, components, assignment, unit=settings.unit)
-        split = restarted(samples, components, centre_KD, assignment)
-        offered = MergeHistory(int(centre_KD.shape[0]), before=history.n_components)
+        split = _split(samples, components, assignment, settings)
+        if split is None:
+            break
+        offered = MergeHistory(int(split.weight_K.shape[0]), before=history.n_components)
         split = _rounds(samples, split, assignment, settings, offered, on_round)
         if split.weight_K.shape[0] <= components.weight_K.shape[0]:
             break
         components, history = split, offered
     return components, history
+
+
+def _split(
+    samples: Samples, components: Components, assignment: Assignment, settings: MergeSettings
+) -> Components | None:
+    """Components whose halves are to be kept apart as two each, the others as they were; None if there are none.
+
+    Halves are compared with each other alone: among so many, they would also merge across what divides their wholes.
+    """
+    centre_SD, pair_P2 = acceptance.halves(samples, components, assignment, unit=settings.unit)
+    split = _settled(samples, restarted(samples, components, centre_SD, assignment), assignment)
+    found = acceptance.members(samples, split, assignment)
+    apart_P = acceptance.evidence(samples, found, pair_P2, unit=settings.unit).apart_P
+    if not bool(apart_P.any()):
+        return None
+    group_S = torch.arange(centre_SD.shape[0], device=pair_P2.device)
+    first, second = pair_P2[~apart_P].T
+    group_S[second] = first
+    return _joined(split, found.statistics, group_S, MergeHistory(int(centre_SD.shape[0])))
 
 
 def restarted(samples: Samples, components: Components, centre_KD: Tensor, assignment: Assignment) -> Components:
@@ -100,14 +120,20 @@ def _rounds(
 ) -> Components:
     """Alternate a few EM steps and a round of merging until a round changes nothing."""
     while True:
-        for _ in range(_STEPS_PER_ROUND):
-            statistics = em.e_step(samples, components, assignment)
-            components = components.estimated(statistics.count_K, statistics.mean_KF)
+        components = _settled(samples, components, assignment)
         components, changed = merge_round(samples, components, assignment, settings, history)
         if not changed:
             return components
         if on_round is not None:
             on_round(len(history.n_components) - 1, history.n_components[-1])
+
+
+def _settled(samples: Samples, components: Components, assignment: Assignment) -> Components:
+    """A few EM steps later."""
+    for _ in range(_STEPS_PER_ROUND):
+        statistics = em.e_step(samples, components, assignment)
+        components = components.estimated(statistics.count_K, statistics.mean_KF)
+    return components
 
 
 def merge_round(
