@@ -84,6 +84,9 @@ def runners(x: Array, start: Array, threads: int) -> dict[str, Callable[[int], A
         "siammm, H = 5": ours(5),
         "siammm, H = 1, bytes by torch alone": ours(1, compiled=False),
         "siammm, H = 5, bytes by torch alone": ours(5, compiled=False),
+        # As on a CPU that has no units for bytes.
+        "siammm, H = 1, float32 by torch, the rest compiled": ours(1, "torch"),
+        "siammm, H = 5, float32 by torch, the rest compiled": ours(5, "torch"),
         "siammm, H = 1, float32 by torch alone": ours(1, "torch", compiled=False),
         "siammm, H = 5, float32 by torch alone": ours(5, "torch", compiled=False),
         "scikit-learn KMeans (lloyd)": sklearn,

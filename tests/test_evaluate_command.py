@@ -180,26 +180,62 @@ def test_labels_from_a_list_of_files(run: Path, here: Path) -> None:
     assert result.detail["few"]["n_train"] == 16
 
 
-@pytest.mark.parametrize("names", [["red", "blue"], ["cat", "dog"]])
-def test_voc(names: list[str], run: Path, here: Path) -> None:
-    given = example_images(24, size=(8, 8), n_classes=2)
-    root = here / "VOC2007"
+Objects = list[tuple[int, bool]]
+"""The classes that an annotation names, by number, and whether each is a difficult one."""
+
+
+def write_voc(root: Path, names: list[str], splits: dict[str, list[tuple[set[int], Objects]]]) -> Path:
+    """Pictures with a bright patch for each class that they show, in its colour and at its place, and annotations."""
+    rng = np.random.default_rng(0)
+    colours = np.array([[220, 60, 60], [60, 220, 60], [60, 60, 220]])
     for part in ("Annotations", "JPEGImages", "ImageSets/Main"):
-        (root / part).mkdir(parents=True)
-    for i, (image, label) in enumerate(zip(given.images, given.labels, strict=True)):
-        (root / "JPEGImages" / f"{i:06d}.jpg").write_bytes(encoded(image, "JPEG"))
-        text = f"<annotation><object><name>{names[label]}</name><difficult>0</difficult></object></annotation>"
-        (root / "Annotations" / f"{i:06d}.xml").write_text(text)
-    for split, rows in (("trainval", range(0, 24, 2)), ("test", range(1, 24, 2))):
-        (root / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(f"{i:06d}" for i in rows))
+        (root / part).mkdir(parents=True, exist_ok=True)
+    for split, images in splits.items():
+        listed = [f"{split}{i:03d}" for i in range(len(images))]
+        (root / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(listed))
+        for name, (shown, objects) in zip(listed, images, strict=True):
+            pixels = rng.integers(0, 60, (24, 24, 3), dtype=np.uint8)
+            for label in shown:
+                pixels[2:22, 8 * label + 1 : 8 * label + 7] = colours[label]
+            (root / "JPEGImages" / f"{name}.jpg").write_bytes(encoded(pixels, "JPEG", quality=95))
+            things = "".join(
+                f"<object><name>{names[label]}</name><difficult>{int(difficult)}</difficult></object>"
+                for label, difficult in objects
+            )
+            (root / "Annotations" / f"{name}.xml").write_text(f"<annotation>{things}</annotation>")
+    return root
+
+
+@pytest.mark.parametrize("names", [["red", "green", "blue"], ["cat", "dog", "bird"]])
+def test_voc(names: list[str], run: Path, here: Path) -> None:
+    """Images of no, one, two and three classes; and difficult objects, which count neither way.
+
+    One of them is of a class that is plain to see, and would be a false alarm were it not there; of the other nothing
+    can be seen, and it would be missed were it there.
+    """
+    several: list[set[int]] = [set(), {0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}]
+    # The same class twice in an image is one class, also where one of the two objects is difficult.
+    plain = [(shown, [(label, hard) for label in sorted(shown) for hard in (False, True)]) for shown in several]
+    hard: list[tuple[set[int], Objects]] = [({0, 1}, [(0, True), (1, False)]), ({2}, [(0, True), (2, False)])]
+    easy = [(shown, [(label, False) for label, _ in objects]) for shown, objects in hard]
+    root = write_voc(here / "VOC2007", names, {"trainval": 4 * plain + hard, "test": 2 * plain + hard})
     assert evaluate(run, "--protocols", "transfer", "--transfer", root) == 0
     found = read_evaluation(Path("run-evaluation"))
     (result,) = found.results
-    assert result.figures["mAP"].mean > 0.9
-    assert result.detail["average_precision"].keys() == set(names)
-    assert (found.data["transfer"]["n_images"], found.data["transfer_test"]["n_classes"]) == (12, 2)
-    # Of VOC's own twenty classes two are there, which the record says.
-    assert len(found.data["transfer_split"].get("absent_classes", [])) == (18 if "dog" in names else 0)
+    assert result.detail["average_precision"] == dict.fromkeys(names, 1.0)
+    assert result.figures["mAP"].mean == result.figures["mAP, 11 points"].mean == 1
+    assert (result.detail["n_train"], result.detail["n_test"]) == (34, 18)
+    assert (found.data["transfer"]["n_images"], found.data["transfer_test"]["n_classes"]) == (34, 3)
+    # Of VOC's own twenty classes three are there, which the record says.
+    assert len(found.data["transfer_split"].get("absent_classes", [])) == (17 if "dog" in names else 0)
+    # Where the same objects are not marked, the one that cannot be seen is missed, and counts.
+    write_voc(root, names, {"test": 2 * plain + easy})
+    assert evaluate(run, "--protocols", "transfer", "--transfer", root, "--overwrite") == 0
+    (result,) = read_evaluation(Path("run-evaluation")).results
+    found_in = result.detail["average_precision"]
+    assert found_in[names[0]] < 0.95
+    assert found_in[names[1]] == found_in[names[2]] == 1
+    assert result.figures["mAP"].mean == pytest.approx(np.mean(list(found_in.values())))
 
 
 def test_images_with_a_table_of_their_classes(run: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

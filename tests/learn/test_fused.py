@@ -101,9 +101,12 @@ def test_kernels_under_the_interpreter() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("keeps", "stages"), [(False, 1), (True, 1), (True, 3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernels_on_a_gpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_on_a_gpu(dtype: torch.dtype, keeps: bool, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(norm_kernels, "KEEPS", keeps)
+    monkeypatch.setitem(norm_kernels._SUMMING, "STAGES", stages)
     torch.manual_seed(0)
     plain = network("resnet18", size=32).cuda().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     models = plain, copy.deepcopy(plain), copy.deepcopy(plain)
