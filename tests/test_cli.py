@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from benchmarks import merge_families
 
 import siammm
 from siammm.cli import main, parse
@@ -171,10 +172,11 @@ def test_cluster_writes_the_three_files(table: Path, capsys: pytest.CaptureFixtu
     assert sorted(p.name for p in output.iterdir()) == ["assignments.parquet", "mixture.safetensors", "summary.json"]
 
     rows = pq.read_table(output / "assignments.parquet")
-    assert rows.column_names == ["id", "cluster", "probability", "outlier_score", "label"]
+    assert rows.column_names == ["id", "cluster", "group", "probability", "outlier_score", "label"]
     assert rows.column("id").to_pylist() == [f"{i}.png" for i in range(N)]
     assert rows.column("label").to_pylist()[:4] == ["ant", "bee", "cat", "dog"]
-    clusters, probability, outlier = (rows.column(name).to_numpy() for name in rows.column_names[1:4])
+    clusters, group, probability, outlier = (rows.column(name).to_numpy() for name in rows.column_names[1:5])
+    np.testing.assert_array_equal(group, clusters)  # four that lie about are no coarser groups
     assert ((probability > 0) & (probability <= 1)).all()
     assert (outlier.min(), outlier.max()) == (0, 1)
 
@@ -182,6 +184,9 @@ def test_cluster_writes_the_three_files(table: Path, capsys: pytest.CaptureFixtu
     assert summary["n_components"] == len(summary["sizes"]) == len(summary["concentrations"])
     assert summary["sizes"] == np.bincount(clusters, minlength=summary["n_components"]).tolist()
     assert summary["input"] == {"file": "table.npz", "n_samples": N, "n_dimensions": D}
+    assert summary["n_groups"] == summary["n_components"]
+    assert summary["scores_of_groups"] is None
+    assert "groups" not in printed.out
     assert summary["settings"]["merge"] == "auto"
     assert summary["settings"]["n_components"] == default_n_components(N)
     assert summary["n_components_by_round"][-1] == summary["n_components"]
@@ -189,6 +194,20 @@ def test_cluster_writes_the_three_files(table: Path, capsys: pytest.CaptureFixtu
     assert summary["versions"]["siammm"] == siammm.__version__
     for word in ("clusters", "AMI", "NMI", "ARI", "Hungarian", "majority", "purity", "concentration"):
         assert word in printed.out
+
+
+def test_clusters_of_clusters_are_groups(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x, which, _ = merge_families.make("close hierarchy 5 x 8, d 24", 0)
+    np.savez("nested.npz", embeddings=x, labels=which // 8)
+    assert main(["cluster", "nested.npz", "--n-components", "80"]) == 0
+    printed = capsys.readouterr().out
+    assert "40 clusters in 5 groups" in " ".join(printed.split())
+    summary = json.loads(Path("nested-clusters/summary.json").read_text())
+    assert (summary["n_groups"], len(summary["groups"])) == (5, 40)
+    assert summary["scores_of_groups"]["ari"] > 0.99 > 0.5 > summary["scores"]["ari"]
+    rows = pq.read_table("nested-clusters/assignments.parquet")
+    groups = np.array(summary["groups"])[rows.column("cluster").to_numpy()]
+    np.testing.assert_array_equal(rows.column("group").to_numpy(), groups)
 
 
 def test_the_saved_mixture_predicts_the_written_clusters(table: Path, blobs: tuple[np.ndarray, np.ndarray]) -> None:
@@ -213,7 +232,7 @@ def test_outliers_come_last(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path
     arguments = ["cluster", str(tmp_path / "t.npy"), "--output", str(tmp_path / "out")]
     assert main([*arguments, "--merge", "none", "--n-components", str(K)]) == 0
     rows = pq.read_table(tmp_path / "out" / "assignments.parquet")
-    assert rows.column_names == ["id", "cluster", "probability", "outlier_score"]
+    assert rows.column_names == ["id", "cluster", "group", "probability", "outlier_score"]
     assert rows.column("id").to_pylist() == list(range(N))
     assert int(np.argmax(rows.column("outlier_score").to_numpy())) == 17
 
@@ -229,7 +248,7 @@ def test_columns_of_parquet_are_carried_through(blobs: tuple[np.ndarray, np.ndar
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
     assert main(["cluster", str(tmp_path / "t.parquet"), "--output", str(tmp_path / "out"), "--n-components", "9"]) == 0
     rows = pq.read_table(tmp_path / "out" / "assignments.parquet")
-    expected = ["id", "cluster", "probability", "outlier_score", "label", "input_cluster", "split"]
+    expected = ["id", "cluster", "group", "probability", "outlier_score", "label", "input_cluster", "split"]
     assert rows.column_names == expected
     assert rows.column("input_cluster").to_pylist() == list(range(N))
     assert rows.column("split").to_pylist() == columns["split"]

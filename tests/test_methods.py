@@ -60,8 +60,11 @@ def test_a_peer_trains_and_goes_on_bit_for_bit(name: MethodName, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PEERS)
-def test_a_peer_learns_the_digits(name: MethodName) -> None:
-    """Without collapse: its features tell digits apart, and spread over many directions."""
+def test_a_peer_does_not_collapse_on_the_digits(name: MethodName) -> None:
+    """Its features still tell digits apart, and spread over many directions.
+
+    This shows no learning: an untrained network has a kNN accuracy of .967 here, and a peer may lose a little of that.
+    """
     from sklearn.datasets import load_digits
 
     from siammm.data.sources import open_source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -156,7 +157,7 @@ def test_values_are_parsed() -> None:
     assert isinstance(config, TrainConfig)
     assert (config.data, config.output) == ("photos", Path("a/b"))
     assert (config.optimisation.epochs, config.objective.concentration_scale) == (7, "literal")
-    assert parse(["train", "x"]) == TrainConfig(data="x")
+    assert parse(["train", "x"]) == dataclasses.replace(PRESETS["cifar"], data="x")
 
 
 def test_other_flags_start_from_the_preset() -> None:
@@ -221,7 +222,7 @@ def test_the_run_folder(images: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
     mixture = siammm.VonMisesFisherMixture.load(folder / "mixture.safetensors")
     table = pq.read_table(folder / "assignments.parquet")
-    assert table.column_names == ["id", "cluster", "probability", "outlier_score", "label"]
+    assert table.column_names == ["id", "cluster", "group", "probability", "outlier_score", "label"]
     assert table.column("id").to_pylist()[0] == "class000/00000.png"
     assert set(table.column("label").to_pylist()) == {f"class{number:03d}" for number in range(4)}
     assert table.column("cluster").to_numpy().max() < mixture.n_components_

@@ -140,9 +140,37 @@ def test_zero_rows_get_a_label_too() -> None:
     assert 0 <= int(predicted[3]) < N_CLASSES
 
 
-def test_digits() -> None:
+@pytest.mark.parametrize("leave_one_out", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_digits_come_out_as_with_scikit_learn(dtype: type, leave_one_out: bool) -> None:
+    """By all of the papers' rules, in float32 too, where scikit-learn has float64.
+
+    Ties are left out: queries whose k-th neighbour is as near as the next, but for float32's rounding.
+    """
     x, y = map(np.asarray, load_digits(return_X_y=True))
-    assert knn_accuracy(x, y, x, y, k=20, leave_one_out=True) > 0.97
+    bank, query = (x, x) if leave_one_out else (x[:1200], x[1200:])
+    labels, wanted = (y, y) if leave_one_out else (y[:1200], y[1200:])
+    found = knn_predictions(query.astype(dtype), bank.astype(dtype), labels, leave_one_out=leave_one_out)
+    accuracies = knn_accuracies(query.astype(dtype), wanted, bank.astype(dtype), labels, leave_one_out=leave_one_out)
+    assert set(RULES) == {(20, 0.07), (20, 0.1), (200, 0.07), (200, 0.1)}
+    for (k, temperature), predicted, accuracy in zip(RULES, found, accuracies, strict=True):
+        reference = KNeighborsClassifier(
+            k,
+            metric="cosine",
+            algorithm="brute",
+            # scikit-learn's types know only the names of its own weights.
+            weights=cast(Any, lambda distance, t=temperature: np.exp((1 - distance) / t)),
+        ).fit(bank, labels)
+        # Without queries it judges the bank, and leaves each sample out of its own neighbours.
+        asked = cast(Any, None if leave_one_out else query)
+        expected = np.asarray(reference.predict(asked))
+        distance = reference.kneighbors(asked, k + 1)[0]
+        certain = distance[:, k] - distance[:, k - 1] > 1e-6
+        assert certain.mean() > 0.99
+        right, as_right = predicted.numpy() == wanted, expected == wanted
+        assert right[certain].mean() == pytest.approx(as_right[certain].mean(), abs=1e-6)
+        assert accuracy == pytest.approx(as_right.mean(), abs=(~certain).mean() + 1e-6)
+        assert accuracy > (0.95 if k == 20 else 0.9)
 
 
 def test_embeddings_that_are_being_trained_are_taken() -> None:

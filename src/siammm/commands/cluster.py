@@ -28,6 +28,7 @@ from siammm.data.wording import shown
 from siammm.errors import InputError, ZeroRowWarning
 from siammm.evaluate.clustering import ClusteringScores, clustering_scores, label_codes
 from siammm.evaluate.outliers import outlier_score
+from siammm.mixture.groups import Groups
 
 # What a result consists of; a folder that holds anything else is not replaced.
 ASSIGNMENTS, MIXTURE, SUMMARY = "assignments.parquet", "mixture.safetensors", "summary.json"
@@ -45,8 +46,10 @@ class Clustering:
     clusters: np.ndarray
     probability: np.ndarray
     outlier_score: np.ndarray
+    groups: Groups
     sizes: np.ndarray
     scores: ClusteringScores | None
+    group_scores: ClusteringScores | None
     seconds: dict[str, float]
 
 
@@ -75,22 +78,26 @@ def find_clusters(config: ClusterConfig) -> Clustering:
     with _timed(seconds, "fit"):
         _fit(mixture, X)
     clusters = np.ascontiguousarray(mixture.labels_)
-    # Two more passes over the samples, with the fitted components.
+    # Three more passes over the samples, with the fitted components.
     with _timed(seconds, "describe"):
         probability = mixture.predict_proba(X)[np.arange(len(clusters)), clusters]
         unusual = outlier_score(np.asarray(mixture.score_samples(X)))
-    scores = None
+        groups = mixture.groups(X)
+    scores, group_scores = None, None
     if table.labels is not None:
         with _timed(seconds, "score"):
             scores = clustering_scores(table.labels, clusters)
+            group_scores = clustering_scores(table.labels, groups.label_K[clusters]) if groups.is_coarser else None
     return Clustering(
         table=table,
         mixture=mixture,
         clusters=clusters,
         probability=np.asarray(probability, dtype=np.float32).ravel(),
         outlier_score=unusual,
+        groups=groups,
         sizes=np.bincount(clusters, minlength=mixture.n_components_),
         scores=scores,
+        group_scores=group_scores,
         seconds={step: round(value, 3) for step, value in seconds.items()},
     )
 
@@ -115,6 +122,7 @@ def assignments(found: Clustering) -> pa.Table:
     columns = {
         "id": pa.array(np.arange(n) if table.ids is None else table.ids),
         "cluster": pa.array(found.clusters.astype(np.int32)),
+        "group": pa.array(found.groups.label_K[found.clusters].astype(np.int32)),
         "probability": pa.array(found.probability),
         "outlier_score": pa.array(found.outlier_score),
     }
@@ -137,6 +145,9 @@ def summary(found: Clustering, config: ClusterConfig) -> dict[str, Any]:
     return {
         "input": {"file": str(found.table.source), "n_samples": n, "n_dimensions": d},
         "n_components": int(mixture.n_components_),
+        "n_groups": found.groups.n_groups,
+        "groups": found.groups.label_K.tolist(),
+        "modularity_of_groups": found.groups.modularity,
         "converged": bool(mixture.converged_),
         "n_iter": int(mixture.n_iter_),
         "lower_bound": float(mixture.lower_bound_),
@@ -145,6 +156,7 @@ def summary(found: Clustering, config: ClusterConfig) -> dict[str, Any]:
         spread: _spread(mixture).tolist(),
         "n_components_by_round": None if merges is None else [int(k) for k in merges.n_components],
         "scores": None if found.scores is None else dataclasses.asdict(found.scores),
+        "scores_of_groups": None if found.group_scores is None else dataclasses.asdict(found.group_scores),
         "seconds": found.seconds,
         "settings": dataclasses.asdict(config) | {"n_components": mixture.n_components},
         "versions": {"siammm": siammm.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
@@ -158,7 +170,8 @@ def show(found: Clustering, output: Path, console: Console) -> None:
     merges = mixture.merges_
     started = "" if merges is None else f", merged from {merges.n_components[0]:,}"
     console.print(
-        f"\n[bold green]{mixture.n_components_:,} clusters[/] in {n:,} embeddings of {d:,} dimensions{started} "
+        f"\n[bold green]{mixture.n_components_:,} clusters[/]{in_groups(found.groups)} in {n:,} embeddings of {d:,} "
+        f"dimensions{started} "
         f"[dim]({sum(found.seconds.values()):.1f} s)[/]\n"
     )
     console.print(
@@ -167,8 +180,13 @@ def show(found: Clustering, output: Path, console: Console) -> None:
     if not mixture.converged_:
         console.print("[yellow]EM had not converged at --max-iter; the clusters are usable, but may still move.[/]")
     if found.scores is not None:
-        console.print(score_table(found.scores))
+        console.print(score_table(found.scores, found.group_scores))
     console.print(f"\nWritten to [bold]{escape(str(output))}[/]: {ASSIGNMENTS}, {MIXTURE}, {SUMMARY}")
+
+
+def in_groups(groups: Groups | None) -> str:
+    """How many groups the clusters form, where they form any."""
+    return f" [bold green]in {groups.n_groups:,} groups[/]" if groups is not None and groups.is_coarser else ""
 
 
 def cluster_table(
@@ -199,8 +217,8 @@ def cluster_table(
     return table
 
 
-def score_table(scores: ClusteringScores) -> Table:
-    """Agreement with the labels."""
+def score_table(scores: ClusteringScores, of_groups: ClusteringScores | None = None) -> Table:
+    """Agreement with the labels, of the clusters and of the groups that they form."""
     left_out = f", {scores.n_unlabelled:,} without a label left out" if scores.n_unlabelled else ""
     table = Table(
         title=f"Against the labels: {scores.n_classes:,} classes, {scores.n_samples:,} samples{left_out}",
@@ -213,9 +231,14 @@ def score_table(scores: ClusteringScores) -> Table:
         "Hungarian": "hungarian_accuracy",
         "majority": "majority_accuracy",
     }
+    every = {"clusters": scores} if of_groups is None else {"clusters": scores, "groups": of_groups}
+    if of_groups is not None:
+        table.add_column("of")
     for heading in names:
         table.add_column(heading, justify="right")
-    table.add_row(*(f"{getattr(scores, field):.3f}" for field in names.values()))
+    for name, one in every.items():
+        figures = [f"{getattr(one, field):.3f}" for field in names.values()]
+        table.add_row(*([name] if of_groups is not None else []), *figures)
     return table
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import siammm
-from siammm.commands.cluster import cluster_table, score_table
+from siammm.commands.cluster import cluster_table, in_groups, score_table
 from siammm.config import TrainConfig
 from siammm.data.decode import BadImage
 from siammm.data.folders import check_new_folder
@@ -179,8 +179,8 @@ def show(training: Training, trained: Trained, output: Path, console: Console) -
         labels = training.loader.labels
         sizes = np.bincount(trained.labels, minlength=trained.mixture.n_components_)
         console.print(
-            f"[bold green]{trained.mixture.n_components_:,} clusters[/] of {training.loader.n_images:,} images, "
-            f"from {training.clustering.n_start:,} at the start.\n"
+            f"[bold green]{trained.mixture.n_components_:,} clusters[/]{in_groups(trained.groups)} of "
+            f"{training.loader.n_images:,} images, from {training.clustering.n_start:,} at the start.\n"
         )
         named = labels
         names = training.loader.source.label_names
@@ -189,7 +189,10 @@ def show(training: Training, trained: Trained, output: Path, console: Console) -
         concentration = torch.as_tensor(trained.mixture.concentrations_).double().cpu().numpy()
         console.print(cluster_table(sizes, concentration, "concentration", trained.labels, named))
         if labels is not None:
-            console.print(score_table(clustering_scores(labels, trained.labels)))
+            groups = trained.groups
+            coarse = None if groups is None or not groups.is_coarser else groups.label_K[trained.labels]
+            of_groups = None if coarse is None else clustering_scores(labels, coarse)
+            console.print(score_table(clustering_scores(labels, trained.labels), of_groups))
     seen = "" if trained.mixture is None else f" See it: [bold cyan]siammm report {escape(shlex.quote(str(output)))}[/]"
     console.print(f"Everything is in [bold]{escape(str(output))}[/].{seen}", soft_wrap=True)
 

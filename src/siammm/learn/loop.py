@@ -41,6 +41,7 @@ from siammm.learn.run import RunFolder
 from siammm.learn.step import Step
 from siammm.mixture import ranks
 from siammm.mixture.estimator import VonMisesFisherMixture
+from siammm.mixture.groups import Groups
 from siammm.mixture.samples import Samples
 
 # On a GPU the host looks at the losses this often; on a CPU, after every step.
@@ -90,6 +91,8 @@ class Trained:
     labels: np.ndarray | None
     probability: np.ndarray | None
     outlier_score: np.ndarray | None
+    groups: Groups | None = None
+    """Which clusters belong together."""
 
 
 class Training:
@@ -283,7 +286,7 @@ class Training:
     def finish(self) -> Trained:
         """Settle the mixture on the embeddings of the images as they are, without augmentation."""
         embedding_ND = self._clean_embeddings()
-        mixture, labels, probability, outlier = None, None, None, None
+        mixture, labels, probability, outlier, groups = None, None, None, None, None
         if self.clustering.components is not None:
             mixture = self.clustering.finish(self._joined(embedding_ND), embedding_ND)
             share = mixture.predict_proba(embedding_ND.cpu().numpy()).max(axis=1).toarray().ravel()
@@ -291,7 +294,8 @@ class Training:
             labels = self._of_all(torch.as_tensor(mixture.labels_).to(self.device))
             probability = self._of_all(torch.from_numpy(np.asarray(share, dtype=np.float32)).to(self.device))
             outlier = outlier_score(self._of_all(density_N.to(self.device)))
-        return Trained(self.network, mixture, self._of_all(embedding_ND), labels, probability, outlier)
+            groups = mixture.groups(embedding_ND)
+        return Trained(self.network, mixture, self._of_all(embedding_ND), labels, probability, outlier, groups)
 
     # -- embeddings ---------------------------------------------------------------------------------------------------
 

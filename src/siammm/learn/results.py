@@ -50,6 +50,7 @@ def _leave(folder: RunFolder, training: Training, trained: Trained) -> None:
                 "linkage": merges.linkage.tolist(),
                 "n_merges": merges.n_merges,
                 "n_components": merges.n_components,
+                "groups": trained.groups.label_K.tolist() if trained.groups is not None else None,
                 "nodes": training.clustering.history.as_tensors()["node"].tolist(),
                 "n_clusters_by_epoch": [
                     [row["epoch"], row["n_clusters"]] for row in training.metrics if "n_clusters" in row
@@ -61,10 +62,12 @@ def _leave(folder: RunFolder, training: Training, trained: Trained) -> None:
 
 
 def assignments(training: Training, trained: Trained) -> pa.Table:
-    """One row an image: what it is called, its cluster, how surely, how unusual it is, and its label if it has one."""
+    """One row an image: what it is called, its cluster and group, how surely, how unusual it is, and its label."""
+    assert trained.groups is not None, "a mixture has groups, if only of one cluster each"
     columns: dict[str, Any] = {
         "id": pa.array(training.loader.identifiers()),
         "cluster": pa.array(trained.labels, type=pa.int32()),
+        "group": pa.array(trained.groups.label_K[trained.labels], type=pa.int32()),
         "probability": pa.array(trained.probability),
         "outlier_score": pa.array(trained.outlier_score),
     }

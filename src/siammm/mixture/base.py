@@ -23,10 +23,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from siammm.errors import InputError
-from siammm.mixture import em, merge, neighbours, ranks, seeding, storage
+from siammm.mixture import acceptance, em, groups, merge, neighbours, ranks, seeding, storage
 from siammm.mixture.checks import check_at_least, check_number, check_one_of, not_one_of
 from siammm.mixture.components import Components
 from siammm.mixture.em import Assignment, AssignmentRule
+from siammm.mixture.groups import Groups
 from siammm.mixture.merge import MergeRule, Merges
 from siammm.mixture.neighbours import Backend
 from siammm.mixture.progress import FitProgress
@@ -266,6 +267,19 @@ class Mixture(DensityMixin, BaseEstimator):
         table = scipy.sparse.csr_matrix((data, indices, np.arange(0, n * h + 1, h)), shape=shape)
         table.sort_indices()
         return table
+
+    def groups(self, X: Matrix) -> Groups:
+        """Which components belong together: a coarser answer than their number, where the samples give one.
+
+        ``label_K`` of the result is the group of every component, ``label_K[labels]`` that of every sample,
+        ``n_groups`` how many there are. Components are grouped by how often samples of one have another as their
+        second; where that has no clear order, every component is a group by itself. Best with ``merge="auto"``.
+        """
+        samples, components = self._ready(X)
+        members = acceptance.members(samples, components, self._assignment())
+        both_N2 = torch.stack([members.first_N, members.second_N], dim=1)
+        both_N2 = ranks.all_gather_rows(both_N2, samples.device).cpu().numpy()
+        return groups.found(both_N2[:, 0], both_N2[:, 1], int(components.weight_K.shape[0]))
 
     def score_samples(self, X: Matrix) -> Any:
         """The log density of each row under the whole mixture, shape (n_samples,)."""
