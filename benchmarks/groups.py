@@ -3,8 +3,8 @@
     python benchmarks/groups.py [EMBEDDINGS.npz ...]
 
 EMBEDDINGS hold ``embeddings`` and ``labels``, as `train_cifar.py --keep` leaves them. The rule was fixed on components
-strewn at random, on the families of ``DEVELOP`` and on quarters of one CIFAR-10 run; the families of ``JUDGE`` are new to
-it, drawn as for the judgement of merging.
+strewn at random, on the families of ``DEVELOP`` and on quarters of one CIFAR-10 run; the families of ``JUDGE`` are new
+to it, drawn as for the judgement of merging.
 """
 
 from __future__ import annotations
@@ -99,9 +99,11 @@ def main() -> None:
         x, y = stored["embeddings"].astype(np.float32), stored["labels"].astype(int)
         rows.append(described(path.stem, x, 400, y, f"{len(np.unique(y))} classes"))
     rows += families(args.draws)
-    body = f"""{record.table([*HEADER, "AMI of groups"], rows)}
-
-AMI is to the outer level of a hierarchy, to the components of a flat family, or to the classes. {strewn(args.trials)}"""
+    body = (
+        f"{record.table([*HEADER, 'AMI of groups'], rows)}\n\n"
+        "AMI is to the outer level of a hierarchy, to the components of a flat family, or to the classes. "
+        f"{strewn(args.trials)}"
+    )
     path = record.write(
         "groups", "Groups of clusters", body, seeds=f"0 to {args.draws - 1} (data), 0 (start)", n="in the table",
         output=args.output,
