@@ -139,7 +139,9 @@ def test_every_rank_gets_what_was_found_of_all_images(two: dict[str, Found]) -> 
         np.testing.assert_allclose(rank["embeddings"], trained.embeddings, atol=1e-3)
         assert len(rank["labels"]) == N_IMAGES
         assert rank["n_components"] == trained.mixture.n_components_
-    assert two["as it comes"][0]["labels"] == two["as it comes"][1]["labels"]
+    for what in ("labels", "groups"):
+        assert two["as it comes"][0][what] == two["as it comes"][1][what]
+    assert len(two["as it comes"][0]["groups"]) == trained.mixture.n_components_
 
 
 def test_one_rank_writes(two: dict[str, Found], folder: Path) -> None:

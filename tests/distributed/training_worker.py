@@ -57,6 +57,8 @@ def done(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         assert trained.labels is not None
         found |= {"labels": trained.labels.tolist(), "embeddings": trained.embeddings.tolist()}
         found["n_components"] = trained.mixture.n_components_
+        assert trained.groups is not None
+        found["groups"] = trained.groups.label_K.tolist()
     else:
         run_through(training)
     found["measured"] = measured(training)

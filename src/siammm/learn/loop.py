@@ -294,7 +294,8 @@ class Training:
             labels = self._of_all(torch.as_tensor(mixture.labels_).to(self.device))
             probability = self._of_all(torch.from_numpy(np.asarray(share, dtype=np.float32)).to(self.device))
             outlier = outlier_score(self._of_all(density_N.to(self.device)))
-            groups = mixture.groups(embedding_ND)
+            # Of all images, on every rank: the second choices of a few would say less.
+            groups = mixture.groups(ranks.all_gather_rows(embedding_ND, self.device))
         return Trained(self.network, mixture, self._of_all(embedding_ND), labels, probability, outlier, groups)
 
     # -- embeddings ---------------------------------------------------------------------------------------------------

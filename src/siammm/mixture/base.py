@@ -23,7 +23,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from siammm.errors import InputError
-from siammm.mixture import acceptance, em, groups, merge, neighbours, ranks, seeding, storage
+from siammm.mixture import em, groups, merge, neighbours, ranks, seeding, storage
 from siammm.mixture.checks import check_at_least, check_number, check_one_of, not_one_of
 from siammm.mixture.components import Components
 from siammm.mixture.em import Assignment, AssignmentRule
@@ -276,10 +276,9 @@ class Mixture(DensityMixin, BaseEstimator):
         second; where that has no clear order, every component is a group by itself. Best with ``merge="auto"``.
         """
         samples, components = self._ready(X)
-        members = acceptance.members(samples, components, self._assignment())
-        both_N2 = torch.stack([members.first_N, members.second_N], dim=1)
-        both_N2 = ranks.all_gather_rows(both_N2, samples.device).cpu().numpy()
-        return groups.found(both_N2[:, 0], both_N2[:, 1], int(components.weight_K.shape[0]))
+        two = Assignment(n_neighbours=2, backend=self._assignment().backend)
+        index_NH = em.assignments(samples, components, two)[0].cpu().numpy()
+        return groups.found(index_NH[:, 0], index_NH[:, -1], int(components.weight_K.shape[0]))
 
     def score_samples(self, X: Matrix) -> Any:
         """The log density of each row under the whole mixture, shape (n_samples,)."""
