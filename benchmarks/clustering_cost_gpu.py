@@ -78,6 +78,7 @@ def epochs(case: dict[str, Any], device: torch.device) -> dict[str, Any]:
     step_variants.set_globally(case["variants"])
     k = case["k"]
     settings = {
+        "cluster_after": 0.0,  # every epoch has clusters: none is to be counted without
         "epochs": case["epochs"] + 2,
         "batch_size": case["batch"],
         "hidden_dim": case["width"],

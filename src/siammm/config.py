@@ -376,6 +376,7 @@ class TrainConfig:
     resume: Path | None = None
     """Go on with this run where it was left; it keeps its own settings."""
 
+    # The other defaults here are the paper's objective, not those of this preset: start from ``PRESETS``.
     preset: PresetName = "cifar"
     """Start from: cifar (32 px), tiny (64 px), laptop (no GPU), demo (digits), imagenet-100 and -200 (the paper)."""
 

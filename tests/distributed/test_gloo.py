@@ -168,8 +168,8 @@ def test_one_rank_may_predict_by_itself(two: dict[str, Found], alone: Callable[[
     """Only fitting is a matter for all: prediction and scores are of the rank's own rows."""
     for name in FITS:
         np.testing.assert_array_equal(two[name][0]["predicted"], two[name][0]["labels"])
-        assert len(two[name][0]["groups"]) == len(two[name][0]["centres"])
         assert "predicted" not in two[name][1]
+    assert len(two["auto"][0]["groups"]) == len(two["auto"][0]["centres"])
     assert two["nearest"][0]["score"] == pytest.approx(
         alone("nearest").score(known_mixture(k=6, d=16, n=900, low=60, high=200, seed=3).X[:450])
     )

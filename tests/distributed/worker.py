@@ -29,7 +29,8 @@ def fitted(case: dict[str, Any], rows: Any) -> dict[str, Any]:
     }
     if dist.get_rank() == 0:  # no other rank takes part in what one does with a fit
         found["predicted"], found["score"] = mixture.predict(rows), mixture.score(rows)
-        found["groups"] = mixture.groups(rows).label_K
+        if mixture.merge == "auto":
+            found["groups"] = mixture.groups(rows).label_K
     if mixture.merges_ is not None:
         found["counts"], found["linkage"] = mixture.merges_.n_components, mixture.merges_.linkage
     return found

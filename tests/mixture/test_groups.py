@@ -9,6 +9,7 @@ from benchmarks import merge_families
 from sklearn.exceptions import NotFittedError
 
 from siammm import GaussianMixture, VonMisesFisherMixture
+from siammm.errors import InputError
 from siammm.mixture import groups
 from tests.conftest import Known
 
@@ -69,14 +70,16 @@ def strewn(k: int, d: int, noise: float, seed: int) -> tuple[np.ndarray, np.ndar
     rng = np.random.default_rng(seed)
     centre_KD = rng.normal(size=(k, d))
     centre_KD /= np.linalg.norm(centre_KD, axis=1, keepdims=True)
-    x_ND = centre_KD[rng.integers(k, size=6000)] + noise * rng.normal(size=(6000, d)) / np.sqrt(d)
-    nearest = np.argsort(-(x_ND @ centre_KD.T), axis=1)
-    return nearest[:, 0], nearest[:, 1]
+    n = max(6000, 5 * k)
+    x_ND = centre_KD[rng.integers(k, size=n)] + noise * rng.normal(size=(n, d)) / np.sqrt(d)
+    nearest = torch.cat([part @ torch.from_numpy(centre_KD).T for part in torch.from_numpy(x_ND).split(1000)])
+    index_N2 = nearest.topk(2, dim=1).indices.numpy()
+    return index_N2[:, 0], index_N2[:, 1]
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.3, 0.8])
 @pytest.mark.parametrize("d", [2, 4, 8, 64])
-@pytest.mark.parametrize("k", [10, 40, 150])
+@pytest.mark.parametrize("k", [10, 40, 150, 3000])
 def test_components_strewn_at_random_are_no_groups(k: int, d: int, noise: float) -> None:
     assert not groups.found(*strewn(k, d, noise, seed=k + d), k).is_coarser
 
@@ -126,9 +129,30 @@ def test_what_lies_about_has_none(name: str) -> None:
 
 
 def test_on_tensors_and_points_and_before_fitting(small: Known) -> None:
-    mixture = VonMisesFisherMixture(6, random_state=0).fit(torch.from_numpy(small.X))
+    mixture = VonMisesFisherMixture(12, merge="auto", random_state=0).fit(torch.from_numpy(small.X))
     label_K = mixture.groups(torch.from_numpy(small.X)).label_K
     np.testing.assert_array_equal(label_K, mixture.groups(small.X).label_K)
-    assert GaussianMixture(6, random_state=0).fit(small.X).groups(small.X).label_K.shape == (6,)
+    twin = GaussianMixture(12, merge="auto", random_state=0).fit(small.X)
+    assert twin.groups(small.X).label_K.shape == (twin.n_components_,)
     with pytest.raises(NotFittedError):
-        VonMisesFisherMixture(6).groups(small.X)
+        VonMisesFisherMixture(6, merge="auto").groups(small.X)
+
+
+@pytest.mark.parametrize("merge", [None, "paper"])
+def test_groups_are_of_components_that_stand_apart(merge: str | None, small: Known) -> None:
+    """One cloud cut into many parts has groups of parts, which are nothing but the cloud's shape."""
+    mixture = VonMisesFisherMixture(6, merge=merge, merge_floor=4, random_state=0).fit(small.X)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match=r"use that\."):
+        mixture.groups(small.X)
+
+
+def test_the_nearest_components(small: Known) -> None:
+    mixture = VonMisesFisherMixture(6, random_state=0).fit(small.X)
+    found = mixture.nearest(small.X, 3)
+    expected = np.argsort(-(small.X @ mixture.mean_directions_.T), axis=1)[:, :3]
+    assert np.mean(found == expected) > 0.999
+    np.testing.assert_array_equal(found[:, 0], mixture.predict(small.X))
+    assert mixture.nearest(small.X, 9).shape == (900, 6)
+    assert isinstance(mixture.nearest(torch.from_numpy(small.X)), torch.Tensor)
+    with pytest.raises(InputError, match="count"):
+        mixture.nearest(small.X, 0)

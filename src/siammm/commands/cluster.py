@@ -82,7 +82,7 @@ def find_clusters(config: ClusterConfig) -> Clustering:
     with _timed(seconds, "describe"):
         probability = mixture.predict_proba(X)[np.arange(len(clusters)), clusters]
         unusual = outlier_score(np.asarray(mixture.score_samples(X)))
-        groups = mixture.groups(X)
+        groups = mixture.groups(X) if config.merge == "auto" else Groups.none(int(mixture.n_components_))
     scores, group_scores = None, None
     if table.labels is not None:
         with _timed(seconds, "score"):

@@ -121,7 +121,7 @@ class _Normalised(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The gradients; see ``norm_kernels.backward``."""
         x, y, moments, weight, bias = ctx.saved_tensors
-        grad, *others = [grad for grad in grads if grad is not None]
+        grad, *others = [grad for grad in grads if grad is not None]  # at least one: else nothing asks for it
         dx, d_weight, d_bias, d_residual = norm_kernels.backward(
             _rows(grad), _rows(others[0]) if others else None, x, y, moments, weight, bias, relu=ctx.relu,
             with_residual=ctx.with_residual,

@@ -42,6 +42,7 @@ from siammm.learn.step import Step
 from siammm.mixture import ranks
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.groups import Groups
+from siammm.mixture.groups import found as find_groups
 from siammm.mixture.samples import Samples
 
 # On a GPU the host looks at the losses this often; on a CPU, after every step.
@@ -294,9 +295,16 @@ class Training:
             labels = self._of_all(torch.as_tensor(mixture.labels_).to(self.device))
             probability = self._of_all(torch.from_numpy(np.asarray(share, dtype=np.float32)).to(self.device))
             outlier = outlier_score(self._of_all(density_N.to(self.device)))
-            # Of all images, on every rank: the second choices of a few would say less.
-            groups = mixture.groups(ranks.all_gather_rows(embedding_ND, self.device))
+            groups = self._grouped(mixture, embedding_ND)
         return Trained(self.network, mixture, self._of_all(embedding_ND), labels, probability, outlier, groups)
+
+    def _grouped(self, mixture: VonMisesFisherMixture, embedding_ND: Tensor) -> Groups:
+        """Which clusters belong together, by the images of all ranks; only of clusters that are apart by our test."""
+        k = int(mixture.n_components_)
+        if self.config.clustering.merge != "auto":
+            return Groups.none(k)
+        index_N2 = self._of_all(torch.as_tensor(mixture.nearest(embedding_ND)).to(self.device))
+        return find_groups(index_N2[:, 0], index_N2[:, -1], k)
 
     # -- embeddings ---------------------------------------------------------------------------------------------------
 

@@ -23,11 +23,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from siammm.errors import InputError
-from siammm.mixture import em, groups, merge, neighbours, ranks, seeding, storage
+from siammm.mixture import em, merge, neighbours, ranks, seeding, storage
 from siammm.mixture.checks import check_at_least, check_number, check_one_of, not_one_of
 from siammm.mixture.components import Components
 from siammm.mixture.em import Assignment, AssignmentRule
 from siammm.mixture.groups import Groups
+from siammm.mixture.groups import found as find_groups
 from siammm.mixture.merge import MergeRule, Merges
 from siammm.mixture.neighbours import Backend
 from siammm.mixture.progress import FitProgress
@@ -268,17 +269,27 @@ class Mixture(DensityMixin, BaseEstimator):
         table.sort_indices()
         return table
 
+    def nearest(self, X: Matrix, count: int = 2) -> Any:
+        """The nearest components of each row, nearest first, shape (n_samples, at most ``count``)."""
+        check_at_least("count", count, 1)
+        samples, components = self._ready(X)
+        index_NH = em.assignments(samples, components, Assignment(n_neighbours=count, backend=self.backend))[0]
+        return in_the_form_of(index_NH, X)
+
     def groups(self, X: Matrix) -> Groups:
-        """Which components belong together: a coarser answer than their number, where the samples give one.
+        """Which components belong together: a coarser answer than their number, where these rows give one.
 
         ``label_K`` of the result is the group of every component, ``label_K[labels]`` that of every sample,
-        ``n_groups`` how many there are. Components are grouped by how often samples of one have another as their
-        second; where that has no clear order, every component is a group by itself. Best with ``merge="auto"``.
+        ``n_groups`` how many there are. Components are grouped by how often samples nearest to one have another as
+        their second nearest; where that has no clear order, every component is a group by itself. For components that
+        ``merge="auto"`` found: the parts that others cut a single cloud into would have groups too.
         """
-        samples, components = self._ready(X)
-        two = Assignment(n_neighbours=2, backend=self._assignment().backend)
-        index_NH = em.assignments(samples, components, two)[0].cpu().numpy()
-        return groups.found(index_NH[:, 0], index_NH[:, -1], int(components.weight_K.shape[0]))
+        if self.merge != "auto":
+            raise InputError(
+                f'merge is {self.merge!r}, but groups are of components found with merge="auto"; use that.'
+            )
+        index_N2 = np.asarray(torch.as_tensor(self.nearest(X)).cpu())
+        return find_groups(index_N2[:, 0], index_N2[:, -1], self.n_components_)
 
     def score_samples(self, X: Matrix) -> Any:
         """The log density of each row under the whole mixture, shape (n_samples,)."""

@@ -87,7 +87,7 @@ def merged(
 def _split(
     samples: Samples, components: Components, assignment: Assignment, settings: MergeSettings
 ) -> Components | None:
-    """Components whose halves are to be kept apart as two each, the others as they were; None if there are none.
+    """Components whose halves are to be kept apart as two each, the others whole again; None if there are none.
 
     Halves are compared with each other alone: among so many, they would also merge across what divides their wholes.
     """
