@@ -84,6 +84,14 @@ def test_components_strewn_at_random_are_no_groups(k: int, d: int, noise: float)
     assert not groups.found(*strewn(k, d, noise, seed=k + d), k).is_coarser
 
 
+def test_too_few_neighbours_are_no_evidence() -> None:
+    """Groups of three have two neighbours each; where that is all, the number of groups would often come out wrong."""
+    found = groups.found(*planted(np.random.default_rng(3), [3] * 12, 1.0, 3000), 36)
+    assert found.neighbours < groups.LEAST_NEIGHBOURS
+    assert found.modularity > groups.chance(found.neighbours, 36)
+    assert not found.is_coarser
+
+
 def test_tight_clusters_say_nothing_of_their_groups() -> None:
     """Every sample of a cluster has the same second choice, so the graph falls into pairs, whose modularity is high."""
     first = np.repeat(np.arange(40), 50)
