@@ -40,6 +40,7 @@ def test_it_trains_what_the_loop_trains(fitted: SiamMM) -> None:
     np.testing.assert_array_equal(fitted.labels_, trained.labels)
     assert trained.mixture is not None
     assert fitted.n_clusters_ == trained.mixture.n_components_ == fitted.mixture_.n_components_
+    assert len(fitted.groups_.label_K) == fitted.n_clusters_ >= fitted.groups_.n_groups
 
 
 def test_predicting_what_was_fitted_gives_the_labels(fitted: SiamMM) -> None:

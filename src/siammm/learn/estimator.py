@@ -23,6 +23,7 @@ from siammm.learn.loop import Silent, Training
 from siammm.learn.networks import SiameseNetwork
 from siammm.learn.progress import TrainingProgress
 from siammm.mixture.estimator import VonMisesFisherMixture
+from siammm.mixture.groups import Groups
 from siammm.presets import PRESETS, check_settings, differing_settings, with_settings
 
 Images = Any
@@ -55,6 +56,8 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         How many clusters were found.
     labels_ : array of shape (n_images,)
         The cluster of every image that ``fit`` was given; -1 for those that could not be read.
+    groups_ : Groups
+        Which clusters belong together, as ``VonMisesFisherMixture.groups`` says; ``groups_.n_groups`` of them.
     mixture_ : VonMisesFisherMixture
         The clusters, in the space of the embeddings.
     network_ : SiameseNetwork
@@ -72,6 +75,7 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
 
     n_clusters_: int
     labels_: np.ndarray
+    groups_: Groups
     mixture_: VonMisesFisherMixture
     network_: SiameseNetwork
     metrics_: list[dict[str, Any]]
@@ -125,9 +129,10 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
             trained = training.run()
         assert trained.mixture is not None
         assert trained.labels is not None
+        assert trained.groups is not None
         self.config_, self.network_, self.mixture_ = config, trained.network.eval(), trained.mixture
         self.metrics_, self._view = training.metrics, training.views[0]
-        self.n_clusters_ = int(trained.mixture.n_components_)
+        self.n_clusters_, self.groups_ = int(trained.mixture.n_components_), trained.groups
         self.labels_ = np.full(len(source), -1, dtype=np.int64)
         self.labels_[training.loader.sample_N.numpy()] = trained.labels
         return self
@@ -176,7 +181,7 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto") -> Self:
-        """Read what ``save`` or ``siammm train`` wrote into a folder. ``labels_`` are not among it."""
+        """Read what ``save`` or ``siammm train`` wrote into a folder. ``labels_`` and ``groups_`` are not among it."""
         folder = Path(path)
         if not folder.is_dir():
             raise StoredFileError(f"There is no folder {folder}; give one that SiamMM.save or siammm train wrote.")
