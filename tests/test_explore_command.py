@@ -69,10 +69,17 @@ def test_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "siammm", "explore", str(folder), "--port", "0", "--no-open", "--device", "cpu"]
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        # A shell that starts the tests in the background has them ignore Ctrl-C, and all that they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
-        watch = threading.Timer(120, process.kill)  # should it never say where it is
+        watch = threading.Timer(60, process.kill)  # should it never say where it is
         watch.start()
         try:
             told = (re.search(r"at (http://127\.0\.0\.1:\d+/); stop with Ctrl-C", line) for line in process.stdout)
@@ -80,7 +87,7 @@ def test_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
             with urllib.request.urlopen(url, timeout=10) as answer:
                 assert answer.read().startswith(b"<!doctype html>")
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=60)  # a busy machine is slow to leave
+            out, err = process.communicate(timeout=20)
         finally:
             watch.cancel()
             process.kill()
