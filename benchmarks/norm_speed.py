@@ -33,10 +33,12 @@ ONE_PASS = {"_apply": 3, "_gradient": 3}
 def choices(name: str) -> Iterator[dict[str, int]]:
     """The present one first."""
     if name in SUMMING:
-        for tile, warps, stages, programs in itertools.product((4096, 2048), (8, 4), (1, 2, 3, 4), (512, 1056)):
+        for tile, warps, stages, programs in itertools.product((4096, 2048), (4, 8), (4, 3, 2, 1), (512, 1056)):
             yield {"tile": tile, "warps": warps, "stages": stages, "programs": programs}
     else:
-        for tile, warps in itertools.product((4096, 2048, 8192, 1024), (4, 8)):
+        present = kernels._APPLIED_TILE if name == "_apply" else kernels._TILE
+        tiles = sorted((8192, 4096, 2048, 1024), key=lambda tile: tile != present)
+        for tile, warps in itertools.product(tiles, (4, 8)):
             yield {"tile": tile, "warps": warps}
 
 
@@ -78,8 +80,8 @@ class Layer:
                 RESIDUAL=True, **fixed,
             )  # fmt: skip
         return lambda: kernel[grid](
-            self.dy, self.x, self.seen, self.moments, self.weight, self.bias, self.sums, self.y, self.residual,
-            self.rows, self.channels, AFFINE=True, RELU=False, LOOK=False, RESIDUAL=False, **fixed,
+            self.dy, self.x, self.moments, self.weight, self.bias, self.sums, self.y, self.rows, self.channels,
+            AFFINE=True, RELU=False, **fixed,
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """How many images a second does the full SiamMM step do on CIFAR-10's shapes, and lightly's BYOL beside it?
 
     PYTHONPATH=src:carry/site python benchmarks/step_gpu.py --output OUT
-    PYTHONPATH=src:carry/site python benchmarks/step_gpu.py --output OUT --variants grouped-updates side-by-side
+    PYTHONPATH=src:carry/site python benchmarks/step_gpu.py --output OUT --variants grouped-updates one-after-another
 
 ResNet-18 for 32 pixels, two views, momentum encoder, cluster loss with 4,000 clusters; 50,000 made-up images. Every
 case is a process of its own with a time limit, and its result is kept at once as a line of JSON. Images a second are

@@ -1,7 +1,7 @@
 """Changes of the step that may make it faster, applied to a run before its first step: experiments, not yet product.
 
     load = Workload(config, device, n_images=50_000)
-    apply(load.training, ["grouped-updates", "side-by-side"])
+    apply(load.training, ["grouped-updates", "one-after-another"])
 
 A change that proves itself belongs into ``siammm.learn``. All but ``tf32`` and ``max-autotune`` compute the same but
 for rounding; ``tests/bench/test_step_variants.py`` holds them to it.
@@ -20,8 +20,8 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from siammm.learn import norm_kernels, update_kernels
 from siammm.learn import step as step_module
+from siammm.learn import update_kernels
 from siammm.learn.loop import Training
 from siammm.learn.networks import Predictions, SiameseNetwork
 
@@ -36,10 +36,8 @@ VARIANTS = {
     "not-fused": "each view by itself, BatchNorm by inductor (--fused is off)",
     "paired": "as not-fused, but both views in one batch with statistics of their own, by inductor",
     "pad-stem": "the first convolution reads 8 channels, 5 of them zeros: cuDNN is slow with 3",
-    "kept-gradients": "gradients before a ReLU written when they are summed up; those of two readers added up there",
-    "pipelined-sums": "sums of BatchNorm with two more tiles on their way",
     "grouped-updates": "LARS and the momentum encoder's update by torch's grouped operations, not by our kernels",
-    "side-by-side": "the momentum encoder beside the online one, not after it",
+    "one-after-another": "the momentum encoder after the online one, not beside it",
     "compile-loss": "the loss compiled",
     "no-compile": "nothing compiled by inductor, but captured",
     "no-capture": "compiled, but not captured",
@@ -95,12 +93,8 @@ def apply(training: Training, names: Sequence[str]) -> None:
         training.step._captures, training.step._beside = False, None
     if "untried-convolutions" in names:
         cast(Any, step_module)._convolutions_tried = nullcontext
-    if "side-by-side" in names and training.step._captures and training.network.momentum_encoder is not None:
-        training.step._beside = torch.cuda.Stream()
-    if "kept-gradients" in names:
-        norm_kernels.KEEPS = True
-    if "pipelined-sums" in names:
-        norm_kernels._SUMMING["STAGES"] = 3
+    if "one-after-another" in names:
+        training.step._beside = None
     if "grouped-updates" in names:
         update_kernels.supports = lambda *lists: False
     if "compile-loss" in names:

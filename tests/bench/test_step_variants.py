@@ -50,7 +50,7 @@ def test_a_compiled_loss_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_variants_that_change_nothing_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update_kernels, "supports", update_kernels.supports)
     monkeypatch.setattr(step, "_convolutions_tried", step._convolutions_tried)
-    names = ["untried-convolutions", "side-by-side", "grouped-updates", "not-fused"]
+    names = ["untried-convolutions", "one-after-another", "grouped-updates", "not-fused"]
     check_same_bits(trained(names), trained(["not-fused"]))
 
 

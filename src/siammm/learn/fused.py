@@ -72,11 +72,10 @@ def normalised_twice(
     running = (layer.running_mean, layer.running_var)
     momentum = cast(float, layer.momentum)
     if norm_kernels.available() and (x.is_cuda or norm_kernels.interpreted()):
-        y, again = cast(Any, _Normalised).apply(
+        return cast(Any, _Normalised).apply(
             x, layer.weight, layer.bias, residual, (*running, layer.num_batches_tracked), momentum, layer.eps, groups,
             relu,
         )  # fmt: skip
-        return y, again if norm_kernels.KEEPS else y
     layer.num_batches_tracked.add_(groups)
     parts = [
         functional.batch_norm(part, *running, layer.weight, layer.bias, True, momentum, layer.eps)

@@ -2,8 +2,9 @@
 
 A step on small images spends as long on BatchNorm as on convolutions, nearly all of it moving activations. Here each
 activation is read twice and written once on the way forward (statistics, then everything else in one pass), and read
-twice and written once on the way back. Several views go through in one batch, each a group with statistics of its own,
-which is what two calls would give, with kernels twice as long and half as many.
+twice and written once on the way back, where the two gradients of what a block and its shortcut read are added up too.
+Several views go through in one batch, each a group with statistics of its own, which is what two calls would give, with
+kernels twice as long and half as many.
 
 Sums are taken of values less the group's first row: the variance is then exact enough in float32 whatever the mean.
 They are added up in a fixed order, so that a step can be repeated bit for bit.
@@ -33,23 +34,19 @@ try:
 except ImportError:  # pragma: no cover - Triton comes with torch on Linux; elsewhere torch's own layers serve
     triton = tl = None
 
-# Values in a tile: 32 for each thread of four warps, 16 for each of the eight of a program that sums up, which keeps
-# two sums for each: more would leave registers for few programs on a multiprocessor.
-_TILE = 4096
+# Values in a tile, 32 for each thread of four warps; and in one that is only read, changed and written. These and what
+# follows were the fastest on an H200 (benchmarks/norm_speed.py).
+_TILE, _APPLIED_TILE = 4096, 2048
 _WIDEST = 128
-_WARPS, _SUM_WARPS = 4, 8
 # A product and a sum in one rounding, said because Triton's default is changing: the way back must round a product as
 # the way forward did, to find the ReLU open at the same places.
-# A program that sums up works on one tile while STAGES - 1 more are on their way.
-_USUAL = {"num_warps": _WARPS, "enable_fp_fusion": True}
-_SUMMING = {"num_warps": _SUM_WARPS, "enable_fp_fusion": True, "STAGES": 1}
+_USUAL = {"num_warps": 4, "enable_fp_fusion": True}
+# A program that sums up works on one tile while the next are on their way into the multiprocessor's own memory; this
+# many stages, or as many as leave half of that memory to another program.
+_MOST_STAGES = 4
 # Programs that sum up at once: about four for every multiprocessor of a large GPU, each with 8 kB on its way from
 # memory. Each leaves a row that another program has to read, so there are not more.
 _PROGRAMS = 512
-# Whether the gradient before the ReLU is written when sums are taken of it, and read again, and the two gradients of
-# what two layers read are added up meanwhile. Off until a GPU has run it (decision 0020); benchmarks and tests switch
-# it on.
-KEEPS = False
 # Such rows, and channels of them, that are added up at a time: few channels, so that many programs share the work.
 _ROWS_AT_ONCE = 256
 _FEW = 16
@@ -90,8 +87,9 @@ def forward(
     columns = triton.cdiv(channels, block_c)
     partial = x_NC.new_empty((groups, programs, 2, channels), dtype=torch.float32)
     _sums[(columns, programs, groups)](
-        x_NC, partial, rows, channels, programs, BLOCK_R=block_r, BLOCK_C=block_c, **_SUMMING
-    )
+        x_NC, partial, rows, channels, programs,
+        BLOCK_R=block_r, BLOCK_C=block_c, STAGES=_stages(x_NC, 1), **_USUAL,
+    )  # fmt: skip
     moments_G2C = x_NC.new_empty((groups, 2, channels), dtype=torch.float32)
     mean_C, var_C, batches = running if running is not None else (moments_G2C,) * 3
     _moments[(triton.cdiv(channels, _FEW),)](
@@ -99,6 +97,7 @@ def forward(
         GROUPS=groups, TRACKED=running is not None, BLOCK_C=_FEW, BLOCK_P=_ROWS_AT_ONCE, **_USUAL,
     )  # fmt: skip
     y_NC = torch.empty_like(x_NC)
+    block_r = _APPLIED_TILE // block_c
     _apply[(triton.cdiv(rows, block_r), columns, groups)](
         x_NC, y_NC, residual_NC if residual_NC is not None else x_NC, moments_G2C,
         weight_C if weight_C is not None else moments_G2C, bias_C if bias_C is not None else moments_G2C,
@@ -134,13 +133,15 @@ def backward(
     affine = weight_C is not None
     weight, bias = (v if v is not None else moments_G2C for v in (weight_C, bias_C))
     partial = x_NC.new_empty((groups, programs, 2, channels), dtype=torch.float32)
-    # The gradient before the ReLU is that of the residual too. Where it is written, nothing else has to be read again.
-    keeps = second_NC is not None or (KEEPS and with_residual and relu)
+    # The gradient before the ReLU is that of the residual too. Written when sums are taken of it, it spares the last
+    # pass all else that it is made of.
+    keeps = second_NC is not None or (with_residual and relu)
     kept_NC = torch.empty_like(x_NC) if keeps else dy_NC
     _gradient_sums[(columns, programs, groups)](
         dy_NC, second_NC if second_NC is not None else dy_NC, x_NC, seen_NC, moments_G2C, weight, bias, kept_NC,
         partial, rows, channels, programs, AFFINE=affine, RELU=relu, LOOK=y_NC is not None,
-        SECOND=second_NC is not None, KEEP=keeps, BLOCK_R=block_r, BLOCK_C=block_c, **_SUMMING,
+        SECOND=second_NC is not None, KEEP=keeps, BLOCK_R=block_r, BLOCK_C=block_c,
+        STAGES=_stages(x_NC, 2 + (second_NC is not None) + (y_NC is not None)), **_USUAL,
     )  # fmt: skip
     sums_G2C = torch.empty_like(moments_G2C)
     parameters_2C = x_NC.new_empty((2, channels), dtype=torch.float32)
@@ -149,15 +150,12 @@ def backward(
         GROUPS=groups, BLOCK_C=_FEW, BLOCK_P=_ROWS_AT_ONCE, **_USUAL,
     )  # fmt: skip
     dx_NC = torch.empty_like(x_NC)
-    # Where nothing is cut off, the residual's gradient is the output's own.
-    own = with_residual and relu and not keeps
-    residual_NC = torch.empty_like(x_NC) if own else kept_NC
     _gradient[(triton.cdiv(rows, block_r), columns, groups)](
-        kept_NC, x_NC, seen_NC, moments_G2C, weight, bias, sums_G2C, dx_NC, residual_NC, rows, channels,
-        AFFINE=affine, RELU=relu and not keeps, LOOK=y_NC is not None, RESIDUAL=own,
-        BLOCK_R=block_r, BLOCK_C=block_c, **_USUAL,
+        kept_NC, x_NC, moments_G2C, weight, bias, sums_G2C, dx_NC, rows, channels,
+        AFFINE=affine, RELU=relu and not keeps, BLOCK_R=block_r, BLOCK_C=block_c, **_USUAL,
     )  # fmt: skip
-    return dx_NC, parameters_2C[1], parameters_2C[0], residual_NC if with_residual else None
+    # Where nothing is cut off or added, the residual's gradient is the output's own.
+    return dx_NC, parameters_2C[1], parameters_2C[0], kept_NC if with_residual else None
 
 
 def _tiles(rows: int, channels: int, groups: int) -> tuple[int, int, int]:
@@ -166,6 +164,15 @@ def _tiles(rows: int, channels: int, groups: int) -> tuple[int, int, int]:
     block_r = _TILE // block_c
     columns = triton.cdiv(channels, block_c)
     return block_r, block_c, max(1, min(triton.cdiv(rows, block_r), _PROGRAMS // (columns * groups)))
+
+
+def _stages(x_NC: Tensor, operands: int) -> int:
+    """Tiles of so many tensors that a program may have in work or on their way."""
+    if not x_NC.is_cuda:
+        return 1
+    properties = torch.cuda.get_device_properties(x_NC.device)
+    room = getattr(properties, "shared_memory_per_block_optin", 0) // 2  # which torch for AMD's GPUs does not tell
+    return max(1, min(_MOST_STAGES, 1 + room // (_TILE * x_NC.element_size() * operands)))
 
 
 def _jit(function: Any) -> Any:
@@ -348,9 +355,8 @@ def _gradient_totals(
 
 @_jit
 def _gradient(
-    dy, x, seen, moments, weight, bias, sums, dx, residual, rows, channels,
-    AFFINE: tl.constexpr, RELU: tl.constexpr, LOOK: tl.constexpr, RESIDUAL: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    dy, x, moments, weight, bias, sums, dx, rows, channels,
+    AFFINE: tl.constexpr, RELU: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     column, group = tl.program_id(1), tl.program_id(2)
     channel = column * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -360,8 +366,6 @@ def _gradient(
     mean_gradient = tl.load(place, mask=inside, other=0.0) / rows
     mean_product = tl.load(place + channels, mask=inside, other=0.0) / rows
     offset, exists = _tile(tl.program_id(0) * BLOCK_R, group, rows, channels, column, BLOCK_R, BLOCK_C)
-    gradient, z = _passed(dy, dy, x, seen, offset, exists, mean, deviation, scale, shift, RELU, LOOK, False)
-    if RESIDUAL:
-        tl.store(residual + offset, gradient.to(residual.dtype.element_ty), mask=exists)
+    gradient, z = _passed(dy, dy, x, x, offset, exists, mean, deviation, scale, shift, RELU, False, False)
     value = (gradient - mean_gradient[None, :] - z * mean_product[None, :]) * scale[None, :]
     tl.store(dx + offset, value.to(dx.dtype.element_ty), mask=exists)

@@ -93,9 +93,10 @@ class Step:
             config.clustering.merge != "none" or max(c.n_start for c in clusterings) > objective.n_negatives
         )
         self._captures = device.type == "cuda" and world_size() == 1 and not changing
-        # Where the momentum encoder works beside the online one: what either leaves idle, the other uses. None until a
-        # GPU has run it (decision 0024); benchmarks and tests give it a stream.
+        # Where the momentum encoder works beside the online one: what either leaves idle, the other uses.
         self._beside: torch.cuda.Stream | None = None
+        if self._captures and network.momentum_encoder is not None:
+            self._beside = torch.cuda.Stream(device)
         self._graphs: dict[bool, tuple[torch.cuda.CUDAGraph, Batch]] = {}
         self._warm: dict[bool, int] = {}
 
