@@ -97,7 +97,7 @@ def main() -> None:
     training = Training(config, source, device, listener=Lines())
     trained = training.run()
     seconds = time.monotonic() - started
-    held = open_loader(other, training.views, device, seed=0)
+    held = open_loader(other, (training.clean_view,) * 2, device, seed=0)
     found: dict[str, Any] = {
         "recipe": args.recipe, "settings": settings, "validation": args.validation, "seconds": round(seconds, 1),
         "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),
@@ -137,7 +137,7 @@ def main() -> None:
         np.savez(args.output / f"{name}.npz", **kept)
         folder = args.output / name  # which `siammm evaluate` opens as a run
         folder.mkdir(exist_ok=True)
-        save_network(folder / run.ENCODER, trained.network, training.config, training.views[0])
+        save_network(folder / run.ENCODER, trained.network, training.config, training.clean_view)
         if trained.mixture is not None:
             trained.mixture.save(folder / run.MIXTURE)
     print(json.dumps({key: value for key, value in found.items() if key != "k_curve"}), flush=True)

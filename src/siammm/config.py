@@ -142,7 +142,10 @@ class ViewConfig:
     """The two augmented views of an image."""
 
     image_size: int | None = None
-    """Width and height of a view in pixels; by default that of the images up to 96, and 224 for larger ones."""
+    """Width and height of an image in pixels; by default its own up to 96, and 224 for larger ones."""
+
+    view_size: int | None = None
+    """Width and height of a view in training; by default those of an image. Smaller views train faster."""
 
     augmentation: Literal["auto", "digits", "32", "64", "224"] = "auto"
     """The set of augmentations: that for images of this many pixels, or digits, without mirroring or colour."""

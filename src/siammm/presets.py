@@ -173,8 +173,8 @@ def check_settings(config: TrainConfig) -> None:
 
 
 _LEAST = {
-    "image_size": 4, "workers": 0, "max_pixels": 1, "embedding_dim": 2, "hidden_dim": 1, "projector_layers": 1,
-    "predictor_layers": 0, "predictor_hidden_dim": 1, "predictor_noise": 0, "n_prototypes": 2,
+    "image_size": 4, "view_size": 4, "workers": 0, "max_pixels": 1, "embedding_dim": 2, "hidden_dim": 1,
+    "projector_layers": 1, "predictor_layers": 0, "predictor_hidden_dim": 1, "predictor_noise": 0, "n_prototypes": 2,
     "prototype_temperature": 1e-6, "queue_size": 0, "cluster_weight": 0, "n_neighbours": 1, "temperature": 1e-6,
     "concentration_dims": 2, "concentration_scale": 1e-6, "n_negatives": 1, "contrastive_temperature": 1e-6,
     "n_components": 1, "n_init": 1, "em_steps": 1, "merge_floor": 1, "epochs": 1, "batch_size": 2, "accumulate": 1,

@@ -16,6 +16,7 @@ import torch
 from PIL import Image, ImageOps
 
 from siammm.data.sources import open_source
+from siammm.data.view_settings import views
 from siammm.errors import InputError
 from siammm.learn import checkpoint
 from siammm.learn.loop import Silent, Trained, Training
@@ -638,6 +639,29 @@ def test_the_size_of_a_view() -> None:
     assert [view.scale for view in crop] == [(0.3, 1.0)] * 2
     wide = np.zeros((4, 20, 30, 3), np.uint8)
     assert Training(small_config(n_components=2), open_source(wide), CPU).views[0].size == 20
+
+
+@pytest.mark.parametrize("loader", ["resident", "streaming"])
+def test_views_smaller_than_images(loader: str) -> None:
+    training = prepared(small_config(view_size=6, loader=loader, workers=0))
+    assert [view.size for view in training.views] == [6, 6]
+    assert training.clean_view.size == 8
+    batch = next(iter(training.loader.batches(0, [torch.arange(4)])))
+    assert [tuple(view.shape) for view in training.loader.views(batch, 0, 0)] == [(4, 3, 6, 6)] * 2
+    _, clean = next(training.loader.clean(0, 4))
+    assert clean.shape == (4, 3, 8, 8)
+    run_through(training)
+    assert np.isfinite(training.metrics[-1]["loss"])
+
+
+def test_the_augmentation_is_that_of_the_image_not_of_the_smaller_view() -> None:
+    config = small_config(image_size=32, view_size=16, augmentation="auto")
+    assert prepared(config).views == views(16, "32")
+
+
+def test_a_network_for_one_size_refuses_other_views() -> None:
+    with pytest.raises(InputError, match="--view-size is 24, but vit_tiny_patch16_224 for images of 32 pixels"):
+        prepared(small_config(backbone="vit_tiny_patch16_224", image_size=32, view_size=24))
 
 
 def test_the_listener_is_told_what_happens() -> None:

@@ -67,9 +67,11 @@ class Loader(ABC):
         views: tuple[ViewSettings, ViewSettings],
         device: torch.device,
         set_aside: SetAside,
+        image_size: int | None,
     ) -> None:
         self.source, self.set_aside = source, set_aside
         self.view_settings = views
+        self._size = image_size or views[0].size  # of an image without augmentation
         self.device = device
         self.sample_N = torch.from_numpy(np.asarray(kept, dtype=np.int64))
         """The number, in the source, of each image that can be read."""
@@ -99,14 +101,10 @@ class Loader(ABC):
 
     @abstractmethod
     def clean(self, first: int, last: int, batch_size: int = _CLEAN_BATCH) -> Iterator[tuple[int, Tensor]]:
-        """These images without augmentation, in order: the position of the first in a batch, and (B, 3, S, S)."""
+        """These images without augmentation, in order: the position of the first in a batch, and the images."""
 
     def close(self) -> None:  # noqa: B027 - only one of the loaders has anything to let go
         """Let worker processes go."""
-
-    @property
-    def _size(self) -> int:
-        return self.view_settings[0].size
 
 
 class ResidentLoader(Loader):
@@ -119,11 +117,12 @@ class ResidentLoader(Loader):
         device: torch.device,
         *,
         shape: tuple[int, int],
+        image_size: int | None = None,
         limit: float = decode.MAX_BAD_IMAGES,
         progress: Progress | None = None,
     ) -> None:
         decoded = decode.decode_all(source, shape, limit=limit, progress=progress)
-        super().__init__(source, decoded.kept, views, device, decoded.set_aside)
+        super().__init__(source, decoded.kept, views, device, decoded.set_aside, image_size)
         # torch warns of arrays that it may not write to, such as a user's own that is mapped from a file.
         images = np.require(decoded.images, requirements="W")
         self.image_N3HW = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().to(device)
@@ -162,12 +161,13 @@ class StreamingLoader(Loader):
         *,
         seed: int,
         workers: int,
+        image_size: int | None = None,
         limit: float = decode.MAX_BAD_IMAGES,
         known_bad: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> None:
         kept, set_aside = readable(source, workers, limit, known_bad=known_bad, progress=progress)
-        super().__init__(source, kept, views, device, set_aside)
+        super().__init__(source, kept, views, device, set_aside, image_size)
         self._plan = _Plan()
         self._workers = workers
         self._loader: Any = self._started(_Crops(source, self.sample_N.numpy(), views, seed), self._plan)
@@ -185,9 +185,9 @@ class StreamingLoader(Loader):
         """Recolour what the workers have cropped and flipped."""
         assert batch.crops is not None, "a streamed batch brings its crops"
         sample_B = self._sample_on_device[batch.position_B]
-        size = self._size
+        # The crops are cut already, so the size that new ones would be drawn from does not matter.
         first, second = (
-            augment.colour(crop, augment.draw(settings, size, size, seed, epoch, sample_B, view), settings)
+            augment.colour(crop, augment.draw(settings, 1, 1, seed, epoch, sample_B, view), settings)
             for view, (settings, crop) in enumerate(zip(self.view_settings, batch.crops, strict=True))
         )
         return first, second
@@ -336,6 +336,7 @@ def open_loader(
     *,
     kind: LoaderKind = "auto",
     seed: int,
+    image_size: int | None = None,
     workers: int | None = None,
     limit: float = decode.MAX_BAD_IMAGES,
     known_bad: Mapping[str, str] | None = None,
@@ -344,9 +345,10 @@ def open_loader(
 ) -> Loader:
     """The loader that suits the source: resident where the images are small and fit, streaming otherwise.
 
-    ``image_cache`` is a folder for shrunken copies of large images, which are then streamed in place of these.
+    ``image_size`` is that of images without augmentation; by default the views'. ``image_cache`` is a folder for
+    shrunken copies of large images, which are then streamed in place of these.
     """
-    size = views[0].size
+    size = max(image_size or 0, views[0].size)
     shape = source.uniform_shape()
     if kind == "auto":
         fits = shape is not None and max(shape) <= SMALL and _fits(len(source), shape, device)
@@ -359,7 +361,9 @@ def open_loader(
                 f"{len(source):,} images of {stored[0]} x {stored[1]} pixels do not fit into the memory of {device}; "
                 "use --loader streaming."
             )
-        return ResidentLoader(source, views, device, shape=stored, limit=limit, progress=progress)
+        return ResidentLoader(
+            source, views, device, shape=stored, image_size=image_size, limit=limit, progress=progress
+        )
     if workers is None:
         # Under torchrun the processes of a machine share its cores.
         neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -367,8 +371,9 @@ def open_loader(
     if image_cache is not None:
         source = ShrunkenSource(source, Path(image_cache), view_size=size)
     return StreamingLoader(
-        source, views, device, seed=seed, workers=workers, limit=limit, known_bad=known_bad, progress=progress
-    )
+        source, views, device, seed=seed, workers=workers, image_size=image_size, limit=limit, known_bad=known_bad,
+        progress=progress,
+    )  # fmt: skip
 
 
 def _fits(n_images: int, shape: tuple[int, int], device: torch.device) -> bool:

@@ -137,7 +137,7 @@ def views(size: int, preset: Preset = "auto") -> tuple[ViewSettings, ViewSetting
     if preset not in PRESETS:
         raise InputError(f"The preset is {preset!r}, but these exist: {', '.join(PRESETS)}; give one of them.")
     if preset == "auto":
-        preset = "digits" if size <= 16 else "32" if size <= 40 else "64" if size <= 96 else "224"
+        preset = preset_for(size)
     if preset == "digits":
         plain = ViewSettings(
             size=size,
@@ -161,6 +161,11 @@ def views(size: int, preset: Preset = "auto") -> tuple[ViewSettings, ViewSetting
         ViewSettings(size=size, blur=1.0, blur_sigma=sigma, blur_kernel=kernel),
         ViewSettings(size=size, blur=0.1, blur_sigma=sigma, blur_kernel=kernel, solarise=0.2),
     )
+
+
+def preset_for(size: int) -> Preset:
+    """The preset that suits images of ``size`` pixels."""
+    return "digits" if size <= 16 else "32" if size <= 40 else "64" if size <= 96 else "224"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,7 +131,7 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         assert trained.labels is not None
         assert trained.groups is not None
         self.config_, self.network_, self.mixture_ = config, trained.network.eval(), trained.mixture
-        self.metrics_, self._view = training.metrics, training.views[0]
+        self.metrics_, self._view = training.metrics, training.clean_view
         self.n_clusters_, self.groups_ = int(trained.mixture.n_components_), trained.groups
         self.labels_ = np.full(len(source), -1, dtype=np.int64)
         self.labels_[training.loader.sample_N.numpy()] = trained.labels

@@ -24,7 +24,7 @@ from siammm.config import TrainConfig, initial_clusters, uses_mixture
 from siammm.data import randomness
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source
-from siammm.data.view_settings import ViewSettings, views
+from siammm.data.view_settings import ViewSettings, preset_for, views
 from siammm.errors import InputError, ZeroRowWarning
 from siammm.evaluate.clustering import clustering_scores
 from siammm.evaluate.outliers import outlier_score
@@ -111,7 +111,9 @@ class Training:
     ) -> None:
         self.config, self.device, self.run_folder = config, device, run
         self.listener: Listener = listener or Silent()
-        self.views = _views(config, source)
+        self.clean_view = views(_image_size(config, source), config.views.augmentation)[0]
+        """How an image is read without augmentation."""
+        self.views = _views(config, self.clean_view.size)
         seed = config.run.random_state
         self.loader: Loader = open_loader(
             source,
@@ -119,6 +121,7 @@ class Training:
             device,
             kind=config.reading.loader,
             seed=seed,
+            image_size=self.clean_view.size,
             workers=config.reading.workers,
             limit=config.reading.max_bad_images,
             known_bad=known_bad,
@@ -138,7 +141,9 @@ class Training:
         self.total_steps = self.steps_per_epoch * config.optimisation.epochs
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.network = build_network(config, self.views[0].size)
+            self.network = build_network(config, self.clean_view.size)
+        if self.views[0].size != self.clean_view.size:
+            _check_takes_sizes(self.network, config.network.backbone, self.views[0].size, self.clean_view.size)
         self.network = self.network.to(device)
         if device.type == "cuda":
             self.network = self.network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -177,7 +182,7 @@ class Training:
         self.stop_requested: Callable[[], bool] = lambda: False
         self._saved_at = time.monotonic()
         self._clustered: tuple[int, Samples] | None = None
-        self._probes = Probes(config, self.loader, self.views, device)
+        self._probes = Probes(config, self.loader, self.clean_view, device)
 
     # -- Algorithm 1 --------------------------------------------------------------------------------------------------
 
@@ -509,13 +514,35 @@ def _frozen_statistics(network: nn.Module) -> Iterator[None]:
             buffer.copy_(buffers[name])
 
 
-def _views(config: TrainConfig, source: Source) -> tuple[ViewSettings, ViewSettings]:
+def _image_size(config: TrainConfig, source: Source) -> int:
+    """Pixels of an image's side, as the network sees it: as asked, or its own up to 96."""
+    if config.views.image_size is not None:
+        return config.views.image_size
+    shape = source.uniform_shape()
+    return min(shape) if shape is not None and max(shape) <= 96 else 224
+
+
+def _check_takes_sizes(network: SiameseNetwork, backbone: str, view_size: int, image_size: int) -> None:
+    """Refuse views of another size than images for networks that are made for one size."""
+    body = network.encoder.backbone
+    training = body.training
+    try:
+        with torch.no_grad():
+            body.eval()(torch.zeros(1, 3, view_size, view_size))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"--view-size is {view_size}, but {backbone} for images of {image_size} pixels does not take such views; "
+            "leave it out, or choose a convolutional backbone."
+        ) from error
+    finally:
+        body.train(training)
+
+
+def _views(config: TrainConfig, image_size: int) -> tuple[ViewSettings, ViewSettings]:
     """The settings of the two views: from the preset, or from the size of the images."""
-    size = config.views.image_size
-    if size is None:
-        shape = source.uniform_shape()
-        size = min(shape) if shape is not None and max(shape) <= 96 else 224
-    first, second = views(size, config.views.augmentation)
+    preset = config.views.augmentation
+    preset = preset_for(image_size) if preset == "auto" else preset
+    first, second = views(config.views.view_size or image_size, preset)
     if config.views.crop_scale is not None:
         scale = (config.views.crop_scale, 1.0)
         first, second = dataclasses.replace(first, scale=scale), dataclasses.replace(second, scale=scale)

@@ -33,12 +33,10 @@ _FEWEST_OF_A_CLASS = 5
 class Probes:
     """When to measure, and on what: a labelled set of its own, or the labels that the training images have."""
 
-    def __init__(
-        self, config: TrainConfig, loader: Loader, views: tuple[ViewSettings, ViewSettings], device: torch.device
-    ) -> None:
+    def __init__(self, config: TrainConfig, loader: Loader, view: ViewSettings, device: torch.device) -> None:
         self.config, self.loader, self.device = config, loader, device
         # Opened now, and not at the first measurement, hours from here.
-        self._own_set = None if config.run.probe is None else _opened(config, views, device)
+        self._own_set = None if config.run.probe is None else _opened(config, view, device)
 
     def is_due(self, epoch: int) -> bool:
         """Whether to measure after so many epochs."""
@@ -83,7 +81,7 @@ def _labels(loader: Loader) -> np.ndarray:
     return loader.labels
 
 
-def _opened(config: TrainConfig, views: tuple[ViewSettings, ViewSettings], device: torch.device) -> Loader:
+def _opened(config: TrainConfig, view: ViewSettings, device: torch.device) -> Loader:
     """The labelled set, read as the training images are."""
     reading = config.reading
     assert config.run.probe is not None
@@ -97,7 +95,7 @@ def _opened(config: TrainConfig, views: tuple[ViewSettings, ViewSettings], devic
         raise InputError(f"The probe {source.name} has no labels, but kNN accuracy needs them; leave it out.")
     return open_loader(
         source,
-        views,
+        (view, view),
         device,
         kind=reading.loader,
         seed=0,

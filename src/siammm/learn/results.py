@@ -37,7 +37,7 @@ def leave(folder: RunFolder, training: Training, trained: Trained) -> None:
 
 
 def _leave(folder: RunFolder, training: Training, trained: Trained) -> None:
-    save_network(folder.path / run.ENCODER, trained.network, training.config, training.views[0])
+    save_network(folder.path / run.ENCODER, trained.network, training.config, training.clean_view)
     write_whole(folder.path / run.LOSSES, plots.losses(training.metrics))
     if trained.mixture is not None:
         trained.mixture.save(folder.path / run.MIXTURE)
