@@ -3,7 +3,7 @@
     load = Workload(config, device, n_images=50_000)
     apply(load.training, ["grouped-updates", "one-after-another"])
 
-A change that proves itself belongs into ``siammm.learn``. All but ``tf32`` and ``max-autotune`` compute the same but
+A change that proves itself belongs into ``siammm.learn``. All but ``tf32``, ``max-autotune`` and ``small-views`` compute the same but
 for rounding; ``tests/bench/test_step_variants.py`` holds them to it.
 
 Legend:  B images of a batch, C channels.
@@ -38,6 +38,7 @@ VARIANTS = {
     "pad-stem": "the first convolution reads 8 channels, 5 of them zeros: cuDNN is slow with 3",
     "grouped-updates": "LARS and the momentum encoder's update by torch's grouped operations, not by our kernels",
     "one-after-another": "the momentum encoder after the online one, not beside it",
+    "small-views": "views of 24 pixels (--view-size 24)",
     "compile-loss": "the loss compiled",
     "no-compile": "nothing compiled by inductor, but captured",
     "no-capture": "compiled, but not captured",
@@ -77,6 +78,8 @@ def settings(names: Sequence[str]) -> dict[str, Any]:
         found["compile"] = False
     if "not-fused" in names or "paired" in names:
         found["fused"] = False
+    if "small-views" in names:
+        found["view_size"] = 24
     return found
 
 
