@@ -3,8 +3,8 @@
     load = Workload(config, device, n_images=50_000)
     apply(load.training, ["grouped-updates", "one-after-another"])
 
-A change that proves itself belongs into ``siammm.learn``. All but ``tf32``, ``max-autotune`` and ``small-views`` compute the same but
-for rounding; ``tests/bench/test_step_variants.py`` holds them to it.
+A change that proves itself belongs into ``siammm.learn``. All but ``tf32``, ``max-autotune`` and ``small-views``
+compute the same but for rounding; ``tests/bench/test_step_variants.py`` holds them to it.
 
 Legend:  B images of a batch, C channels.
 """

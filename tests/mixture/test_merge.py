@@ -385,7 +385,7 @@ def test_nearby_pairs_hold_each_components_nearest_once() -> None:
 # -- the acceptance test: proposals -----------------------------------------------------------------------------------
 
 
-def proposed(pairs: list[tuple[int, int, float, bool]], alone: list[bool]) -> list[tuple[int, int]]:
+def proposed(pairs: list[tuple[int, int, float, bool]], alone: list[bool], most: int = 99) -> list[tuple[int, int]]:
     """The proposals of pairs given as (i, j, gain, kept apart)."""
     return acceptance.proposals(
         Evidence(
@@ -393,7 +393,8 @@ def proposed(pairs: list[tuple[int, int, float, bool]], alone: list[bool]) -> li
             torch.tensor([pair[2] for pair in pairs]),
             torch.tensor([pair[3] for pair in pairs]),
             torch.tensor(alone),
-        )
+        ),
+        most,
     )
 
 
@@ -401,6 +402,7 @@ def test_proposals_come_in_order_of_gain_and_use_no_component_twice() -> None:
     pairs = [(0, 1, 0.3, False), (1, 2, -0.5, False), (2, 3, -0.4, False), (4, 5, -0.9, False)]
     # 3 proposes to 2, which 1 has taken; 0 proposes to 1 likewise.
     assert proposed(pairs, [True] * 6) == [(4, 5), (1, 2)]
+    assert proposed(pairs, [True] * 6, most=1) == [(4, 5)]
 
 
 def test_a_component_proposes_once_to_the_one_it_gains_least_from() -> None:

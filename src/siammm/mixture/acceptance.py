@@ -85,7 +85,7 @@ def members(samples: Samples, components: Components, assignment: Assignment) ->
     total_KF = count_K.new_zeros(k, width)
     two = Assignment(n_neighbours=2, backend=assignment.backend)
     for start, x_ND in samples.chunks(em.pass_rows(samples, k, two)):
-        index_NH = em.weigh(components, two, x_ND)[0]
+        index_NH = em.nearest(components, two, x_ND)[1]
         piece = slice(start, start + x_ND.shape[0])
         first_N[piece], second_N[piece] = index_NH[:, 0], index_NH[:, -1]
         own = index_NH[:, :1].contiguous()
@@ -152,20 +152,25 @@ def pair_gain(moment_P23: Tensor) -> tuple[Tensor, Tensor]:
     return gain_P, total_P * (gain_P - MARGIN) > NATS
 
 
-def proposals(found: Evidence) -> list[tuple[int, int]]:
-    """The pairs to merge, least gain first; no component is in two of them."""
-    alone = found.alone_K.tolist()
+def proposals(found: Evidence, most: int) -> list[tuple[int, int]]:
+    """The pairs to merge, least gain first, at most so many; no component is in two of them."""
     order = found.gain_P.argsort(stable=True)
-    pairs, apart = found.pair_P2[order].tolist(), found.apart_P[order].tolist()
-    asked, used = [False] * len(alone), [False] * len(alone)
+    pair_P2, apart_P = found.pair_P2[order], found.apart_P[order]
+    # A component proposes once, to the partner of least gain.
+    place_P = torch.arange(pair_P2.shape[0], device=pair_P2.device)
+    first_K = torch.full_like(found.alone_K, pair_P2.shape[0], dtype=torch.int64)
+    first_K.scatter_reduce_(0, pair_P2.T.reshape(-1), place_P.repeat(2), "amin")
+    proposes_P2 = first_K[pair_P2] == place_P[:, None]
+    # What is apart merges only if one of those that propose it cannot stand alone.
+    proposes_P2 &= ~(apart_P[:, None] & found.alone_K[pair_P2])
+    used: set[int] = set()
     chosen: list[tuple[int, int]] = []
-    for (i, j), kept_apart in zip(pairs, apart, strict=True):
-        proposers = [c for c in (i, j) if not asked[c]]  # a component proposes once, to the partner of least gain
-        asked[i] = asked[j] = True
-        if not proposers or used[i] or used[j] or (kept_apart and all(alone[c] for c in proposers)):
-            continue
-        used[i] = used[j] = True
-        chosen.append((i, j))
+    for i, j in pair_P2[proposes_P2.any(dim=1)].tolist():
+        if len(chosen) == most:
+            break
+        if i not in used and j not in used:
+            used |= {i, j}
+            chosen.append((i, j))
     return chosen
 
 

@@ -80,16 +80,11 @@ def weigh(
 
     Eq. 8 for H = 1, Eq. 10 above. Shapes: index_NH int64, weight_NH with rows that sum to 1, log_likelihood_N.
     """
-    w_KD, b_K = components.ranking(x_ND)
-    k, d = w_KD.shape
-    n_neighbours = min(assignment.n_neighbours, k)
-    backend = neighbours.choose_backend(
-        assignment.backend, x_ND.device, x_ND.dtype, d=d, k=k, n_neighbours=n_neighbours
-    )
-    score_NH, index_NH = neighbours.nearest(x_ND, w_KD, b_K, n_neighbours, backend=backend, x_bytes=x_bytes)
+    score_NH, index_NH = nearest(components, assignment, x_ND, x_bytes)
     log_joint_NH = components.log_joint_of(x_ND, score_NH, index_NH)
-    if n_neighbours == 1:
+    if index_NH.shape[1] == 1:
         return index_NH, torch.ones_like(score_NH), log_joint_NH[:, 0]
+    k, d = components.centre_KD.shape
     share_NH, log_sum_N = _shares(log_joint_NH, k, d)
     if assignment.by_density:
         return index_NH, share_NH, log_sum_N
@@ -97,6 +92,19 @@ def weigh(
     if assignment.size_weighting:
         logit_NH = logit_NH + components.weight_K.clamp_min(1e-300).log().to(logit_NH)[index_NH]
     return index_NH, _shares(logit_NH, k, d)[0], log_sum_N
+
+
+def nearest(
+    components: Components, assignment: Assignment, x_ND: Tensor, x_bytes: Bytes | None = None
+) -> tuple[Tensor, Tensor]:
+    """The scores and numbers of the H nearest components of each sample, nearest first: score_NH, index_NH int64."""
+    w_KD, b_K = components.ranking(x_ND)
+    k, d = w_KD.shape
+    n_neighbours = min(assignment.n_neighbours, k)
+    backend = neighbours.choose_backend(
+        assignment.backend, x_ND.device, x_ND.dtype, d=d, k=k, n_neighbours=n_neighbours
+    )
+    return neighbours.nearest(x_ND, w_KD, b_K, n_neighbours, backend=backend, x_bytes=x_bytes)
 
 
 def _shares(logit_NH: Tensor, k: int, d: int) -> tuple[Tensor, Tensor]:

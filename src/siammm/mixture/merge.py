@@ -152,7 +152,7 @@ def merge_round(
     allowed = min(share_of(k, settings.share), k - settings.floor)
     if allowed < 1:
         return components, dropped
-    pairs = _chosen_pairs(samples, components, found, settings)[:allowed]
+    pairs = _chosen_pairs(samples, components, found, settings, allowed)
     if not pairs:
         return components, dropped
     group_K = torch.arange(k, device=components.weight_K.device)
@@ -162,16 +162,16 @@ def merge_round(
 
 
 def _chosen_pairs(
-    samples: Samples, components: Components, found: acceptance.Members, settings: MergeSettings
+    samples: Samples, components: Components, found: acceptance.Members, settings: MergeSettings, most: int
 ) -> list[tuple[int, int]]:
-    """The pairs that may merge, best first; no component is in two of them."""
+    """The pairs that may merge, best first, at most so many; no component is in two of them."""
     if settings.rule == "auto":
         pair_P2 = acceptance.nearby_pairs(components.centre_KD, unit=settings.unit)
-        return acceptance.proposals(acceptance.evidence(samples, found, pair_P2, unit=settings.unit))
+        return acceptance.proposals(acceptance.evidence(samples, found, pair_P2, unit=settings.unit), most)
     statistics = pair_statistics(components.centre_KD, unit=settings.unit)
     pair_P2, distance_P = mutual_pairs(statistics.nearest_K, statistics.distance_K)
     close = distance_P - statistics.mean < settings.threshold * statistics.deviation
-    return [(i, j) for i, j in pair_P2[close].tolist()]
+    return [(i, j) for i, j in pair_P2[close][:most].tolist()]
 
 
 def _without_empty(
@@ -299,32 +299,30 @@ class MergeHistory:
     n_components: list[int] = field(default_factory=list[int])
     """K at the start and after each round."""
     _rows: list[tuple[int, int, float, int]] = field(default_factory=list[tuple[int, int, float, int]])
-    _node: list[int] = field(default_factory=list[int])
-    _leaves: list[int] = field(default_factory=list[int])
+    _node_K: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """The number of each current component in the tree, and below, how many of those at the start it holds."""
+    _leaves_K: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __post_init__(self) -> None:
-        if not self._node:
-            self._node, self._leaves = list(range(self.n_start)), [1] * self.n_start
+        if not self._node_K.size:
+            self._node_K, self._leaves_K = np.arange(self.n_start), np.ones(self.n_start, np.int64)
             self.n_components = [*self.before, self.n_start]
 
     def record_round(self, group_K: Tensor, distance_K: Tensor) -> None:
         """Add one round: each current component's new number, and its distance to the one that took it in."""
-        group: list[int] = group_K.tolist()
-        distance: list[float] = distance_K.tolist()
-        node: dict[int, int] = {}
-        leaves: dict[int, int] = {}
-        height: dict[int, float] = {}  # the one that takes the others in is at a distance of 0, and need not come first
-        for old, new in enumerate(group):
-            if new not in node:
-                node[new], leaves[new], height[new] = self._node[old], self._leaves[old], distance[old]
-                continue
-            leaves[new] += self._leaves[old]
+        group, distance = group_K.cpu().numpy(), distance_K.cpu().numpy()
+        _, first = np.unique(group, return_index=True)
+        node, leaves = self._node_K[first], self._leaves_K[first]
+        height = distance[first]  # the one that takes the others in is at a distance of 0, and need not come first
+        # Only those that join another: nearly all go on as they are.
+        for old in np.setdiff1d(np.arange(group.shape[0]), first):
+            new = group[old]
+            leaves[new] += self._leaves_K[old]
             height[new] = max(height[new], distance[old])
-            self._rows.append((node[new], self._node[old], height[new], leaves[new]))
+            self._rows.append((int(node[new]), int(self._node_K[old]), float(height[new]), int(leaves[new])))
             node[new] = self.n_start + len(self._rows) - 1
-        count = max(group) + 1
-        self._node, self._leaves = [node[i] for i in range(count)], [leaves[i] for i in range(count)]
-        self.n_components.append(count)
+        self._node_K, self._leaves_K = node, leaves
+        self.n_components.append(first.shape[0])
 
     def as_tensors(self) -> dict[str, Tensor]:
         """All of it, for a checkpoint."""
@@ -333,8 +331,8 @@ class MergeHistory:
             "before": torch.tensor(self.before, dtype=torch.int64),
             "n_components": torch.tensor(self.n_components, dtype=torch.int64),
             "rows": torch.tensor(self._rows, dtype=torch.float64).reshape(-1, 4),
-            "node": torch.tensor(self._node, dtype=torch.int64),
-            "leaves": torch.tensor(self._leaves, dtype=torch.int64),
+            "node": torch.from_numpy(self._node_K.copy()),
+            "leaves": torch.from_numpy(self._leaves_K.copy()),
         }
 
     @classmethod
@@ -346,8 +344,8 @@ class MergeHistory:
             before=tensors["before"].tolist(),
             n_components=tensors["n_components"].tolist(),
             _rows=rows,
-            _node=tensors["node"].tolist(),
-            _leaves=tensors["leaves"].tolist(),
+            _node_K=tensors["node"].cpu().numpy().copy(),
+            _leaves_K=tensors["leaves"].cpu().numpy().copy(),
         )
 
     def finished(self, centre_KD: Tensor) -> Merges:
@@ -357,7 +355,7 @@ class MergeHistory:
     def _linkage(self, centre_KD: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The whole tree as scipy's (n_start - 1) x 4 linkage matrix; heights rise from row to row."""
         rows = list(self._rows)
-        node, leaves = list(self._node), list(self._leaves)
+        node, leaves = self._node_K.tolist(), self._leaves_K.tolist()
         for i, j, height in _remaining_merges(centre_KD):
             leaves[i] += leaves[j]
             rows.append((node[i], node[j], height, leaves[i]))
