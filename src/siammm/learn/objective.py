@@ -89,14 +89,15 @@ def _cluster_loss(
     v_BD = (predictions.v_1.float(), predictions.v_2.float())
     index_BH = clustering.index_NH[position_B]
     if config.cluster_loss == "mle":
-        normaliser_BH = clustering.log_normaliser_K[index_BH] if config.normaliser else None
-        tables = (
-            clustering.mu_KD[index_BH],
-            clustering.kappa_K[index_BH],
-            clustering.weight_NH[position_B],
-            normaliser_BH,
+        # Both views at once: the kernels are so short that a step pays for their number.
+        twice = torch.cat([index_BH, index_BH])
+        return 2 * losses.soft_assignment_loss(
+            torch.cat(v_BD),
+            clustering.mu_KD[twice],
+            clustering.kappa_K[twice],
+            clustering.weight_NH[position_B].repeat(2, 1),
+            clustering.log_normaliser_K[twice] if config.normaliser else None,
         )
-        return losses.soft_assignment_loss(v_BD[0], *tables) + losses.soft_assignment_loss(v_BD[1], *tables)
     positive_B = index_BH[:, 0]
     if config.cluster_loss == "nce-centroids":
         k = clustering.n_components
