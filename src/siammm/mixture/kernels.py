@@ -215,8 +215,10 @@ def _tile_settings(d: int) -> dict[str, Any]:
 
 
 if triton is not None:
+    # Merging changes K from round to round. For a K that 16 does not divide Triton would compile once more, in the
+    # middle of a training, unless told not to look at it.
 
-    @triton.jit
+    @triton.jit(do_not_specialize=["n", "k", "first_component"])
     def _propose(
         x_ptr,
         w_tiles,
@@ -280,7 +282,7 @@ if triton is not None:
             second = tl.where(taken, third, second)
             third = tl.where(taken, LEAST, third)
 
-    @triton.jit
+    @triton.jit(do_not_specialize=["n"])
     def _rescore(
         x_ptr,
         w_ptr,
@@ -359,7 +361,7 @@ if triton is not None:
         tl.store(count_ptr + component, tl.sum(count, axis=0))
         tl.store(total_ptr + component * F + feature, total, mask=feature < F)
 
-    @triton.jit
+    @triton.jit(do_not_specialize=["k", "n_tiles"])
     def _distance_sums(
         mu_ptr,
         partial_ptr,
