@@ -63,7 +63,8 @@ def spread(samples: Samples) -> tuple[float, float]:
 
 def effective_rank(covariance_DD: Tensor) -> float:
     """exp of the entropy of the normalised eigenvalues: D if all directions vary alike, 1 if one does."""
-    value_D = torch.linalg.eigvalsh(covariance_DD).clamp_min(0)
+    # On the CPU: a matrix of a few hundred rows is too small for a GPU to be good at.
+    value_D = torch.linalg.eigvalsh(covariance_DD.cpu()).clamp_min(0)
     total = float(value_D.sum())
     if not total > 1e-12:
         return 0.0
