@@ -6,6 +6,10 @@ All start from the same centres and run the same number of iterations. The time 
 many less that of a run with one, over the difference, so that what happens once does not count. The objective is the
 mean cosine of a row with its nearest centre, higher is better; all must reach the same. Where a CPU has no units for
 bytes, or the machine no C compiler, some rows are the same thing.
+
+    python benchmarks/mixture_cpu.py --cpu avx2
+
+compares all as on a CPU that has AVX2 but neither AVX-512 nor units for bytes: the libraries are told to use no more.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -36,6 +41,15 @@ from siammm.mixture.samples import Samples
 
 Array = np.ndarray
 
+# How each library is held to AVX2; most read it once, when they are loaded.
+AVX2 = {
+    "OPENBLAS_CORETYPE": "Haswell",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "FAISS_OPT_LEVEL": "avx2",
+}
+
 
 def unit(x: Array) -> Array:
     return x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -56,18 +70,19 @@ def objective(x: Array, centres: Array) -> float:
     return float(torch.cat([(piece @ w.T).amax(dim=1) for piece in rows]).double().mean())
 
 
-def runners(x: Array, start: Array, threads: int) -> dict[str, Callable[[int], Array]]:
+def runners(x: Array, start: Array, threads: int, cpu: str) -> dict[str, Callable[[int], Array]]:
     """What is compared: from a number of iterations to the centres after them."""
     k = len(start)
 
-    def ours(h: int, backend: Backend = "auto", *, compiled: bool = True) -> Callable[[int], Array]:
+    def ours(h: int, backend: Backend = "auto", *, compiled: str = "1") -> Callable[[int], Array]:
+        """``compiled`` is what SIAMMM_COMPILED is set to; without units for bytes, "auto" is "torch"."""
         samples = Samples(x, device=torch.device("cpu"), unit=True)
         first = VonMisesFisherComponents.started(torch.from_numpy(start), ConcentrationSettings())
         assignment = Assignment(n_neighbours=h, backend=backend)
 
         def run(iterations: int) -> Array:
             """E and M steps with concentrations, as in ``fit``."""
-            os.environ["SIAMMM_COMPILED"] = str(int(compiled))
+            os.environ["SIAMMM_COMPILED"] = compiled
             found, _, _ = em.maximise(
                 samples, first, assignment, max_iter=iterations, tol=0.0, generator=torch.Generator().manual_seed(0)
             )
@@ -79,18 +94,23 @@ def runners(x: Array, start: Array, threads: int) -> dict[str, Callable[[int], A
         settings: dict[str, Any] = {"init": start, "n_init": 1, "max_iter": iterations, "tol": 0, "algorithm": "lloyd"}
         return KMeans(k, **settings).fit(x).cluster_centers_
 
-    found: dict[str, Callable[[int], Array]] = {
-        "siammm, H = 1": ours(1),
-        "siammm, H = 5": ours(5),
-        "siammm, H = 1, bytes by torch alone": ours(1, compiled=False),
-        "siammm, H = 5, bytes by torch alone": ours(5, compiled=False),
-        # As on a CPU that has no units for bytes.
-        "siammm, H = 1, float32 by torch, the rest compiled": ours(1, "torch"),
-        "siammm, H = 5, float32 by torch, the rest compiled": ours(5, "torch"),
-        "siammm, H = 1, float32 by torch alone": ours(1, "torch", compiled=False),
-        "siammm, H = 5, float32 by torch alone": ours(5, "torch", compiled=False),
-        "scikit-learn KMeans (lloyd)": sklearn,
-    }
+    found: dict[str, Callable[[int], Array]] = {}
+    if cpu == "avx2":
+        ways: dict[str, tuple[Backend, str]] = {"": ("torch", "x86-64-v3"), ", no C compiler": ("torch", "0")}
+    else:
+        ways = {
+            "": ("auto", "1"),
+            ", no C compiler": ("auto", "0"),
+            ", no units for bytes but AVX-512": ("torch", "x86-64-v4"),
+            ", no units for bytes but AVX2": ("torch", "x86-64-v3"),
+            ", no units for bytes, no C compiler": ("torch", "0"),
+        }
+        if torch.backends.cpu.get_cpu_capability() != "AVX512":
+            del ways[", no units for bytes but AVX-512"]
+    for way, (backend, compiled) in ways.items():
+        for h in (1, 5):
+            found[f"siammm, H = {h}{way}"] = ours(h, backend, compiled=compiled)
+    found["scikit-learn KMeans (lloyd)"] = sklearn
     try:
         import faiss  # type: ignore[import-not-found]
 
@@ -115,14 +135,17 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=11)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--name", default="mixture-cpu", help="of the result's file")
+    parser.add_argument("--cpu", choices=["this", "avx2"], default="this", help="compare as on a CPU of this kind")
+    parser.add_argument("--name", help="of the result's file (default: mixture-cpu, and the kind of CPU)")
     parser.add_argument("--output", type=Path, help="folder for the result (default: benchmarks/results)")
     args = parser.parse_args()
+    if args.cpu == "avx2" and any(os.environ.get(name) != value for name, value in AVX2.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **AVX2})
     warnings.filterwarnings("ignore", module="sklearn")  # that it has not converged is meant
     torch.set_num_threads(args.threads)
     x = embeddings(args.n, args.d, seed=0)
     start = x[np.random.default_rng(1).choice(args.n, args.k, replace=False)]
-    compared = runners(x, start, args.threads)
+    compared = runners(x, start, args.threads, args.cpu)
     times: dict[str, list[float]] = {name: [] for name in compared}
     reached: dict[str, float] = {}
     for run in compared.values():
@@ -151,8 +174,13 @@ def main() -> None:
         for name in compared
     ]
     body = record.table(["", "seconds an iteration (median)", "range", "relative to ours", "objective"], rows)
+    if args.cpu == "avx2":
+        body += "\n\nA CPU with AVX2 alone was not at hand: this one, with " + ", ".join(
+            f"`{name}={value}`" for name, value in {**AVX2, "SIAMMM_COMPILED": "x86-64-v3"}.items()
+        )
+        body += ". Its clock and its caches are not those of an older CPU."
     path = record.write(
-        args.name,
+        args.name or ("mixture-cpu" if args.cpu == "this" else f"mixture-cpu-{args.cpu}"),
         f"One iteration on a CPU: {args.n:,} x {args.d} into {args.k:,}",
         body,
         seeds="0 (data), 1 (start)",

@@ -97,7 +97,7 @@ def main() -> None:
     training = Training(config, source, device, listener=Lines())
     trained = training.run()
     seconds = time.monotonic() - started
-    held = open_loader(other, (training.clean_view,) * 2, device, seed=0)
+    held = open_loader(other, (training.clean_view, training.clean_view), device, seed=0)
     found: dict[str, Any] = {
         "recipe": args.recipe, "settings": settings, "validation": args.validation, "seconds": round(seconds, 1),
         "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),

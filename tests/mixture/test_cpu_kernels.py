@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from siammm.mixture import cpu_kernels, eightbit, em
+from siammm.mixture import cpu_kernels, eightbit, em, neighbours
 from siammm.mixture.components import ConcentrationSettings, VonMisesFisherComponents
 from siammm.mixture.eightbit import Bytes
 from siammm.mixture.em import Assignment
@@ -31,12 +31,16 @@ def has_compiler() -> bool:
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="there is no C compiler here")
 
-# As users get it; half as wide, with threads of its own and hardly any memory for sums; and for any CPU at all.
-BUILDS = {
-    "native": cpu_kernels._FLAGS,
-    "narrow": (*cpu_kernels._FLAGS, "-DNARROW", "-DSHARED_THREADS=0", "-DSUMS_BYTES=1"),
-    "plain": tuple(flag for flag in cpu_kernels._FLAGS if flag != "-march=native"),
+# As users get it; half as wide, with threads of its own and hardly any memory for sums; as on a CPU without units for
+# bytes; and for any CPU at all. The flags besides the usual ones, and what SIAMMM_COMPILED is.
+BUILDS: dict[str, tuple[tuple[str, ...], str]] = {
+    "native": ((), "1"),
+    "narrow": (("-DNARROW", "-DSHARED_THREADS=0", "-DSUMS_BYTES=1"), "1"),
+    "avx2": ((), "x86-64-v3"),
+    "plain": ((), "x86-64"),
 }
+if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+    del BUILDS["avx2"]
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +51,12 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=BUILDS)
 def build(request: pytest.FixtureRequest, builds: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Each kind of library in turn, used whatever the sizes."""
-    monkeypatch.setattr(cpu_kernels, "_FLAGS", BUILDS[request.param])
+    flags, cpu = BUILDS[request.param]
+    monkeypatch.setattr(cpu_kernels, "_FLAGS", (*cpu_kernels._FLAGS, *flags))
     monkeypatch.setattr(cpu_kernels, "_found", {})
     monkeypatch.setattr(cpu_kernels, "_LEAST_WORK", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(builds))
-    monkeypatch.delenv("SIAMMM_COMPILED", raising=False)
+    monkeypatch.setenv("SIAMMM_COMPILED", cpu)
     library = cpu_kernels.library()
     if library is None:
         pytest.skip("this compiler cannot build it")
@@ -128,6 +133,127 @@ def test_rows_with_too_many_rivals_are_marked(build: Any) -> None:
     assert found[2].nonzero()[:, 0].tolist() == [7]
 
 
+# With a rest in every direction (of vectors, of strips, of panels, of blocks of rows, of parts of the columns), without
+# one, and with just as many components as are asked for.
+SIZES = [(101, 90, 5), (48, 1024, 64), (97, 1100, 300), (50, 513, 257), (7, 47, 1), (13, 129, 600), (1, 32, 16)]
+
+
+def whole_numbers(n: int, k: int, d: int, *, bias: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Rows and components of small whole numbers: float32 has no rounding for these, and very many scores are equal."""
+    generator = torch.Generator().manual_seed(20)
+    x, w, b = (torch.randint(-2, 3, size, generator=generator).float() for size in ((n, d), (k, d), (k,)))
+    return x, w, b if bias else None
+
+
+@needs_compiler
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("n", "k", "d"), SIZES)
+def test_by_floats_equals_a_stable_sort(build: Any, threads: int, n: int, k: int, d: int, bias: bool) -> None:
+    """To the last bit, and of equals the first comes first."""
+    x, w, b = whole_numbers(n, k, d, bias=bias)
+    expected = (x @ w.T + (0 if b is None else b)).sort(dim=1, descending=True, stable=True)
+    for h in (1, 2, 5, 32):
+        found = cpu_kernels.nearest_by_floats(x, w, b, h)
+        assert found is not None
+        assert torch.equal(found[0], expected.values[:, :h])
+        assert torch.equal(found[1], expected.indices[:, :h])
+
+
+@needs_compiler
+@pytest.mark.parametrize(("n", "k", "d"), SIZES)
+def test_by_floats_equals_a_full_sort(build: Any, n: int, k: int, d: int) -> None:
+    x, w = rows(n, d, 21), rows(k, d, 22)
+    bias = torch.randn(k, generator=torch.Generator().manual_seed(23))
+    for b, h in ((None, 1), (None, 5), (bias, 1), (bias, 17)):
+        found = cpu_kernels.nearest_by_floats(x, w, b, h)
+        assert found is not None
+        score_NK = x.double() @ w.double().T + (0 if b is None else b.double())
+        torch.testing.assert_close(found[0].double(), score_NK.topk(h, dim=1).values, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found[0].double(), score_NK.gather(1, found[1]), rtol=1e-6, atol=1e-6)
+        assert all(len(set(row)) == h for row in found[1].tolist())
+
+
+@needs_compiler
+def test_by_floats_a_row_does_not_depend_on_the_others(build: Any, threads: int) -> None:
+    x, w = rows(200, 70, 24), rows(600, 70, 25)
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(26))
+    whole, mixed = cpu_kernels.nearest_by_floats(x, w, None, 3), cpu_kernels.nearest_by_floats(x[order], w, None, 3)
+    alone = cpu_kernels.nearest_by_floats(x[5:6], w, None, 3)
+    assert whole is not None
+    assert mixed is not None
+    assert alone is not None
+    for of_all, of_mixed, of_one in zip(whole, mixed, alone, strict=True):
+        assert torch.equal(of_all[order], of_mixed)
+        assert torch.equal(of_all[5:6], of_one)
+
+
+@needs_compiler
+@pytest.mark.parametrize("h", [1, 32])
+def test_by_floats_copies_and_rows_of_zeros_come_in_order(build: Any, h: int) -> None:
+    x, w = rows(60, 64, 27), rows(1, 64, 28).repeat(1300, 1)
+    x[3] = 0
+    found = cpu_kernels.nearest_by_floats(x, w, None, h)
+    assert found is not None
+    assert torch.equal(found[1], torch.arange(h).expand(60, h))
+    assert (found[0] == found[0][:, :1]).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("best", [0, 511, 512, 1029])
+def test_by_floats_the_best_may_be_anywhere(build: Any, best: int) -> None:
+    """Also where all scores are far below zero, as those of Gaussian components are."""
+    x, w = rows(20, 33, 29), rows(1030, 33, 30)
+    b = torch.full((1030,), -1e6)
+    b[best] = -5e5
+    found = cpu_kernels.nearest_by_floats(x, w, b, 2)
+    assert found is not None
+    assert (found[1][:, 0] == best).all()
+    assert (found[1][:, 1] != best).all()
+
+
+@needs_compiler
+def test_by_floats_not_where_scores_are_no_numbers(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no H finite scores, too few components, or too many neighbours is left to torch."""
+    monkeypatch.setattr(cpu_kernels, "multiplies_floats", lambda: True)
+    x, w = rows(60, 64, 31), rows(70, 64, 32)
+    huge = x.clone()
+    huge[17] = 3e38
+    b = torch.full((70,), -torch.inf)
+    assert cpu_kernels.nearest_by_floats(huge, w.abs(), None, 1) is not None, "infinity is the highest of all"
+    assert cpu_kernels.nearest_by_floats(huge, -w.abs(), None, 1) is None
+    assert cpu_kernels.nearest_by_floats(x, torch.full_like(w, torch.nan), None, 1) is None
+    assert cpu_kernels.nearest_by_floats(x, w, b, 2) is None
+    assert cpu_kernels.nearest_by_floats(x, w, None, 33) is None
+    assert cpu_kernels.nearest_by_floats(x, w[:4], None, 5) is None
+    assert torch.equal(neighbours.nearest(x, w, None, 33)[1], (x @ w.T).topk(33, dim=1).indices)
+    assert torch.isinf(neighbours.nearest(x, w, b, 2)[0]).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("backend", ["torch", "low-precision"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_by_floats_is_what_a_search_goes_by(
+    build: Any, monkeypatch: pytest.MonkeyPatch, backend: neighbours.Backend, bias: bool
+) -> None:
+    """Where there are no bytes, a bias that has no place in one, or too few components for them to pay."""
+    calls: list[int] = []
+    compiled = cpu_kernels.nearest_by_floats
+
+    def counted(*given: Any) -> Any:
+        calls.append(1)
+        return compiled(*given)
+
+    monkeypatch.setattr(cpu_kernels, "nearest_by_floats", counted)
+    x, w, b = whole_numbers(300, 40, 64, bias=bias)
+    score, _ = neighbours.nearest(x, w, b, 3, backend=backend)
+    assert bool(calls) == bool(build.siammm_multiplies_floats()), "only where it is faster"
+    assert torch.equal(score, (x @ w.T + (0 if b is None else b)).topk(3, dim=1).values)
+    monkeypatch.setattr(cpu_kernels, "_LEAST_WORK", 300 * 40 * 64 + 1)
+    calls.clear()
+    neighbours.nearest(x, w, b, 3, backend=backend)
+    assert not calls, "not worth it"
+
+
 @needs_compiler
 @pytest.mark.parametrize(("n", "k", "f", "h"), [(1000, 7, 33, 1), (500, 40, 100, 5), (3, 50, 16, 2)])
 def test_sums_equal_a_matrix_product(build: Any, threads: int, n: int, k: int, f: int, h: int) -> None:
@@ -202,23 +328,33 @@ def test_sizes_that_do_not_fit_are_refused(build: Any) -> None:
         eightbit._compiled(x, eightbit._Rounded.of(w), 3, Bytes.of(x[:10]))
     with pytest.raises(ValueError, match="is expected"):
         cpu_kernels.sums_by_component(x, torch.zeros(10, 1, dtype=torch.int64), torch.ones(10, 1), 3)
+    for other_w, b in ((w[:, :63], None), (w, torch.ones(199))):
+        with pytest.raises(ValueError, match="is expected"):
+            cpu_kernels.nearest_by_floats(x, other_w, b, 3)
+    with pytest.raises(ValueError, match="is expected"):
+        cpu_kernels.nearest_by_floats(x.double(), w, None, 3)
 
 
 @needs_compiler
+@pytest.mark.parametrize("backend", ["low-precision", "torch"])
 @pytest.mark.parametrize(
     ("n_neighbours", "by_density", "temperature"),
     [(1, False, 0.02), (5, False, 0.02), (5, True, 0.02), (5, False, 0.002)],
 )
 def test_an_e_step_is_the_same_with_and_without(
-    build: Any, monkeypatch: pytest.MonkeyPatch, n_neighbours: int, by_density: bool, temperature: float
+    build: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    n_neighbours: int,
+    by_density: bool,
+    temperature: float,
+    backend: neighbours.Backend,
 ) -> None:
     x = rows(1500, 64, 8)
     samples = Samples(x, device=torch.device("cpu"), unit=True)
     components = VonMisesFisherComponents.started(x[:300], ConcentrationSettings())
-    assignment = Assignment(
-        n_neighbours=n_neighbours, by_density=by_density, temperature=temperature, backend="low-precision"
-    )
-    monkeypatch.setattr(cpu_kernels, "multiplies_bytes", lambda: True)  # also where it takes long
+    assignment = Assignment(n_neighbours=n_neighbours, by_density=by_density, temperature=temperature, backend=backend)
+    for units in ("multiplies_bytes", "multiplies_floats"):
+        monkeypatch.setattr(cpu_kernels, units, lambda: True)  # also where it takes long
     compiled = em.e_step(samples, components, assignment)
     again = em.e_step(samples, components, assignment)
     assert torch.equal(compiled.total_KF, again.total_KF)
@@ -275,6 +411,21 @@ def test_another_source_or_cpu_is_another_library(monkeypatch: pytest.MonkeyPatc
 
 
 @needs_compiler
+@pytest.mark.skipif("avx2" not in BUILDS, reason="this CPU is older, or of another kind")
+def test_a_library_as_an_older_cpu_would_have_it(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for cpu, floats in (("x86-64", False), ("x86-64-v3", True)):
+        monkeypatch.setenv("SIAMMM_COMPILED", cpu)
+        assert cpu_kernels.library() is not None
+        assert not cpu_kernels.multiplies_bytes()
+        assert cpu_kernels.multiplies_floats() == floats
+    monkeypatch.setenv("SIAMMM_COMPILED", "yes")  # neither 0 nor a CPU: as if it were not set
+    assert cpu_kernels.multiplies_floats()
+    assert len(list(fresh.iterdir())) == 3
+    monkeypatch.setenv("SIAMMM_COMPILED", "x86-64-v99")
+    assert cpu_kernels.library() is None
+
+
+@needs_compiler
 def test_building_at_the_same_time_leaves_one_whole_library(fresh: Path) -> None:
     compiler = cpu_kernels._compiler()
     fresh.mkdir(parents=True)
@@ -326,10 +477,13 @@ def test_without_a_library_torch_does_it(trouble: str, fresh: Path, monkeypatch:
         monkeypatch.setattr(cpu_kernels, "_build", scribble)
     assert cpu_kernels.library() is None
     assert not cpu_kernels.multiplies_bytes()
+    assert not cpu_kernels.multiplies_floats()
+    assert cpu_kernels.nearest_by_floats(torch.ones(2, 3), torch.ones(4, 3), None, 1) is None
     monkeypatch.setattr(cpu_kernels, "_LEAST_WORK", 0)
     x, w = rows(300, 64, 10), rows(200, 64, 11)
     index = (x @ w.T).topk(3, dim=1).indices
     assert (eightbit.nearest(x, w, 3)[1] == index).float().mean() > 0.999
+    assert torch.equal(neighbours.nearest(x, w, None, 3)[1], index)
     count, total = em.sums_by_component(x, index, torch.ones(300, 3), 200)
     assert count.sum().item() == pytest.approx(900)
     torch.testing.assert_close(total.sum(dim=0), 3 * x.sum(dim=0), rtol=1e-4, atol=1e-4)

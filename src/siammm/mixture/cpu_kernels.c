@@ -4,6 +4,9 @@
    the cache while the highest of it are picked out. float32 decides: the picked components are scored, until what is
    left cannot reach the H-th best score (eightbit.py has the bound). Rows that this does not settle are marked.
 
+   siammm_nearest_by_floats: the same for x.w + b by float32 alone, where bytes have no units or b has no place in them.
+   A panel of scores stays in the cache while the highest of it are picked out; no row is left to others.
+
    siammm_shares: the softmax of short rows, and the logarithm of the sum of their exponentials.
 
    siammm_sums: how much of the rows each component was given, and the weighted sum of them.
@@ -20,7 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX512F__) || defined(__AVXVNNI__)
+#if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -481,6 +484,276 @@ int siammm_nearest(
     search job = {n, k, d, h, x, x_code, w, packed, scale, reach, slack, score, index, doubtful, 0};
     if (h < 1 || h > MAX_NEIGHBOURS || k < 2 * h || d > MAX_COLUMNS) return 1;
     together(nearest_of_blocks, &job, n_threads);
+    return job.failed;
+}
+
+/* ---- the nearest components in float32 ---- */
+
+/* Vectors of float32, as wide as the CPU multiplies and adds them in one instruction. Of these, too, tests build all
+   three kinds. Unlike with bytes the compiler keeps the sums in registers by itself. */
+#if defined(__AVX512F__) && !defined(NARROW)
+
+#define WIDTH 16
+#define STRIP_ROWS 6
+#define STRIP_VECTORS 4
+typedef __m512 reals;
+INLINE reals reals_load(const float *p) { return _mm512_loadu_ps(p); }
+INLINE void reals_store(float *p, reals a) { _mm512_storeu_ps(p, a); }
+INLINE reals reals_all(float a) { return _mm512_set1_ps(a); }
+INLINE reals reals_sum(reals a, reals b) { return _mm512_add_ps(a, b); }
+INLINE reals reals_product_sum(reals a, reals b, reals c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE reals reals_max(reals a, reals b) { return _mm512_max_ps(a, b); }
+INLINE uint32_t reals_at_least(reals a, reals b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+INLINE reals reals_without(reals a, reals b) {
+    return _mm512_mask_mov_ps(a, _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), _mm512_set1_ps(-INFINITY));
+}
+
+#elif defined(__AVX2__) && defined(__FMA__)
+
+#define WIDTH 8
+#define STRIP_ROWS 6
+#define STRIP_VECTORS 2
+typedef __m256 reals;
+INLINE reals reals_load(const float *p) { return _mm256_loadu_ps(p); }
+INLINE void reals_store(float *p, reals a) { _mm256_storeu_ps(p, a); }
+INLINE reals reals_all(float a) { return _mm256_set1_ps(a); }
+INLINE reals reals_sum(reals a, reals b) { return _mm256_add_ps(a, b); }
+INLINE reals reals_product_sum(reals a, reals b, reals c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE reals reals_max(reals a, reals b) { return _mm256_max_ps(a, b); }
+INLINE uint32_t reals_at_least(reals a, reals b) {
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ));
+}
+INLINE reals reals_without(reals a, reals b) {
+    return _mm256_blendv_ps(a, _mm256_set1_ps(-INFINITY), _mm256_cmp_ps(a, b, _CMP_EQ_OQ));
+}
+
+#else /* right on any CPU, but slow: nothing in the package uses it there but the tests */
+
+#define NO_PRODUCT_SUMS
+#define WIDTH 8
+#define STRIP_ROWS 2
+#define STRIP_VECTORS 1
+typedef struct {
+    float lane[WIDTH];
+} reals;
+INLINE reals reals_load(const float *p) {
+    reals a;
+    memcpy(&a, p, sizeof a);
+    return a;
+}
+INLINE void reals_store(float *p, reals a) { memcpy(p, &a, sizeof a); }
+INLINE reals reals_all(float b) {
+    reals a;
+    for (int i = 0; i < WIDTH; i++) a.lane[i] = b;
+    return a;
+}
+INLINE reals reals_sum(reals a, reals b) {
+    for (int i = 0; i < WIDTH; i++) a.lane[i] += b.lane[i];
+    return a;
+}
+INLINE reals reals_product_sum(reals a, reals b, reals c) {
+    for (int i = 0; i < WIDTH; i++) c.lane[i] += a.lane[i] * b.lane[i];
+    return c;
+}
+INLINE reals reals_max(reals a, reals b) {
+    for (int i = 0; i < WIDTH; i++) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
+    return a;
+}
+INLINE uint32_t reals_at_least(reals a, reals b) {
+    uint32_t mask = 0;
+    for (int i = 0; i < WIDTH; i++) mask |= (uint32_t)(a.lane[i] >= b.lane[i]) << i;
+    return mask;
+}
+INLINE reals reals_without(reals a, reals b) {
+    for (int i = 0; i < WIDTH; i++) a.lane[i] = a.lane[i] == b.lane[i] ? -INFINITY : a.lane[i];
+    return a;
+}
+
+#endif
+
+INLINE float reals_highest(reals a) {
+    float lane[WIDTH], best;
+    reals_store(lane, a);
+    best = lane[0];
+    for (int i = 1; i < WIDTH; i++) best = lane[i] > best ? lane[i] : best;
+    return best;
+}
+
+#define STRIP (WIDTH * STRIP_VECTORS)
+/* Rows that meet a strip of components while it is in the cache. */
+#define MANY_ROWS 48
+/* Components whose scores of these rows are held at once: 96 KB, a part of the second cache. */
+#define SCORED 512
+/* Columns that are multiplied before the next strip's turn. Of vectors of 8 these are 16 KB of it, half a first cache.
+   Of vectors of 16 they are 64 KB, which the second cache delivers fast enough; fewer columns were slower. */
+#define DEPTH 256
+
+typedef struct {
+    int64_t n, k, d, h;
+    const float *x;
+    const float *packed;
+    const float *bias;
+    float *score;
+    int64_t *index;
+    int failed;
+} full_search;
+
+INLINE int64_t in_strips(int64_t k) { return (k + STRIP - 1) / STRIP * STRIP; }
+
+/* Whether float32 is multiplied and added in one instruction; if not, torch's product is the faster one. */
+int siammm_multiplies_floats(void) {
+#if defined(NO_PRODUCT_SUMS)
+    return 0;
+#else
+    return 1;
+#endif
+}
+
+/* How many numbers ``packed`` holds for siammm_nearest_by_floats. */
+int64_t siammm_packed_floats(int64_t k, int64_t d) { return in_strips(k) * (d + 1); }
+
+/* Components in the order in which they are multiplied: by strip, by column, by component. After them what is added to
+   the scores of each; a place in the last strip that stands for no component gets minus infinity. bias may be NULL. */
+void siammm_pack_floats(const float *w, const float *bias, int64_t k, int64_t d, float *packed) {
+    int64_t places = in_strips(k);
+    float *added = packed + places * d;
+    for (int64_t c = 0; c < places; c++) {
+        float *to = packed + c / STRIP * STRIP * d + c % STRIP;
+        for (int64_t j = 0; j < d; j++) to[j * STRIP] = c < k ? w[c * d + j] : 0;
+        added[c] = c >= k ? -INFINITY : bias ? bias[c] : 0;
+    }
+}
+
+/* Add the products of some columns of STRIP_ROWS rows and so many vectors of a strip to what earlier columns left, and
+   at the last the bias. */
+INLINE void multiply_vectors(
+    const float *const x[STRIP_ROWS], const float *w, int64_t depth, float *score, int first, const float *bias,
+    const int vectors
+) {
+    reals sum[STRIP_ROWS][STRIP_VECTORS];
+    for (int r = 0; r < STRIP_ROWS; r++)
+        for (int v = 0; v < vectors; v++)
+            sum[r][v] = first ? reals_all(0) : reals_load(score + r * SCORED + v * WIDTH);
+    for (int64_t j = 0; j < depth; j++) {
+        reals part[STRIP_VECTORS];
+        for (int v = 0; v < vectors; v++) part[v] = reals_load(w + j * STRIP + v * WIDTH);
+        for (int r = 0; r < STRIP_ROWS; r++) {
+            reals all = reals_all(x[r][j]);
+            for (int v = 0; v < vectors; v++) sum[r][v] = reals_product_sum(all, part[v], sum[r][v]);
+        }
+    }
+    for (int r = 0; r < STRIP_ROWS; r++)
+        for (int v = 0; v < vectors; v++) {
+            reals of = bias ? reals_sum(sum[r][v], reals_load(bias + v * WIDTH)) : sum[r][v];
+            reals_store(score + r * SCORED + v * WIDTH, of);
+        }
+}
+
+/* The same for so many components; the last strip need not be full. Each case has its sums in registers. */
+INLINE void multiply_floats(
+    const float *const x[STRIP_ROWS], const float *w, int64_t depth, float *score, int first, const float *bias,
+    int64_t columns
+) {
+    if (columns > (STRIP_VECTORS - 1) * WIDTH)
+        multiply_vectors(x, w, depth, score, first, bias, STRIP_VECTORS);
+    else if (columns > 2 * WIDTH)
+        multiply_vectors(x, w, depth, score, first, bias, STRIP_VECTORS < 3 ? STRIP_VECTORS : 3);
+    else if (columns > WIDTH)
+        multiply_vectors(x, w, depth, score, first, bias, STRIP_VECTORS < 2 ? STRIP_VECTORS : 2);
+    else
+        multiply_vectors(x, w, depth, score, first, bias, 1);
+}
+
+/* A score that at least h of these reach, but for what is no number: the h-th highest of the groups' maxima, or less
+   where some are equal. There must be h components or more, and h is at most GROUPS. */
+static float reached_by(const float *score, int64_t columns, int64_t h) {
+    reals left[GROUPS / WIDTH];
+    float bound = -INFINITY;
+    for (int v = 0; v < GROUPS / WIDTH; v++) left[v] = reals_load(score + v * WIDTH);
+    for (int64_t start = GROUPS; start < columns; start += GROUPS)
+        for (int v = 0; v < GROUPS / WIDTH; v++) left[v] = reals_max(left[v], reals_load(score + start + v * WIDTH));
+    for (int64_t i = 0; i < h; i++) {
+        reals best = left[0];
+        for (int v = 1; v < GROUPS / WIDTH; v++) best = reals_max(best, left[v]);
+        float highest = reals_highest(best);
+        if (highest == -INFINITY) break; /* all groups are equal to one of those before, and they are at least h */
+        bound = highest;
+        best = reals_all(highest);
+        for (int v = 0; v < GROUPS / WIDTH; v++) left[v] = reals_without(left[v], best);
+    }
+    return bound;
+}
+
+/* Put those of a row's scores that are high enough in their places among its best. */
+static void keep_best(
+    const float *score, int64_t first, int64_t columns, int64_t h, float *best_score, int64_t *best_index
+) {
+    /* After the first panel what has been found is bound enough. Minus infinity stands for no component. */
+    float bound = first ? best_score[h - 1] : reached_by(score, columns, h);
+    reals threshold = reals_all(bound > -FLT_MAX ? bound : -FLT_MAX);
+    for (int64_t start = 0; start < columns; start += 64) {
+        uint64_t mask = 0;
+        for (int v = 0; v < 64 / WIDTH; v++)
+            mask |= (uint64_t)reals_at_least(reals_load(score + start + v * WIDTH), threshold) << (v * WIDTH);
+        for (; mask; mask &= mask - 1) {
+            int64_t c = start + __builtin_ctzll(mask);
+            place(best_score, best_index, h, score[c], first + c);
+        }
+    }
+}
+
+static void nearest_by_floats(void *argument, int64_t *next) {
+    full_search *job = argument;
+    int64_t d = job->d, h = job->h, n_blocks = (job->n + MANY_ROWS - 1) / MANY_ROWS, block;
+    /* Parts of equal depth. */
+    int64_t parts = (d + DEPTH - 1) / DEPTH, depth = (d + parts - 1) / parts;
+    float *score = NULL;
+    if (posix_memalign((void **)&score, 64, sizeof(float) * MANY_ROWS * SCORED)) score = NULL;
+    if (!score) __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+    while (score && (block = taken(next)) < n_blocks) {
+        int64_t start = block * MANY_ROWS;
+        int rows = (int)(job->n - start < MANY_ROWS ? job->n - start : MANY_ROWS);
+        float *best_score = job->score + start * h;
+        int64_t *best_index = job->index + start * h;
+        for (int64_t i = 0; i < rows * h; i++) {
+            best_score[i] = -INFINITY;
+            best_index[i] = INT64_MAX;
+        }
+        for (int64_t first = 0; first < job->k; first += SCORED) {
+            int64_t columns = job->k - first < SCORED ? job->k - first : SCORED;
+            for (int64_t j = 0; j < d; j += depth)
+                for (int64_t c = 0; c < columns; c += STRIP)
+                    for (int r = 0; r < rows; r += STRIP_ROWS) {
+                        /* Rows as they are: laying them out costs more than it gains. Any will do for one beyond. */
+                        const float *x[STRIP_ROWS];
+                        for (int i = 0; i < STRIP_ROWS; i++)
+                            x[i] = job->x + (start + r + (r + i < rows ? i : 0)) * d + j;
+                        multiply_floats(
+                            x, job->packed + (first + c) * d + j * STRIP, d - j < depth ? d - j : depth,
+                            score + r * SCORED + c, j == 0, j + depth < d ? NULL : job->bias + first + c, columns - c
+                        );
+                    }
+            /* What follows goes by 64 columns. */
+            for (int64_t c = (columns + WIDTH - 1) / WIDTH * WIDTH; c % 64; c++)
+                for (int r = 0; r < rows; r++) score[r * SCORED + c] = -INFINITY;
+            for (int r = 0; r < rows; r++)
+                keep_best(score + r * SCORED, first, columns, h, best_score + r * h, best_index + r * h);
+        }
+        for (int r = 0; r < rows; r++)
+            if (best_index[r * h + h - 1] == INT64_MAX) __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+    }
+    free(score);
+}
+
+/* 0, or 1 where there was no memory, a row has fewer than h scores that are numbers, or sizes are not as they must be:
+   d at least 1, k at least h, h at most 32. ``packed`` comes from siammm_pack_floats. */
+int siammm_nearest_by_floats(
+    int64_t n, int64_t k, int64_t d, int64_t h, const float *x, const float *packed, float *score, int64_t *index,
+    int n_threads
+) {
+    full_search job = {n, k, d, h, x, packed, packed + in_strips(k) * d, score, index, 0};
+    if (d < 1 || h < 1 || h > MAX_NEIGHBOURS || k < h) return 1;
+    together(nearest_by_floats, &job, n_threads);
     return job.failed;
 }
 

@@ -2,9 +2,11 @@
 
 torch has an operation for each step of a search, and every one of them writes what the next reads; one pass in C keeps
 it in the cache. The source is a part of the package. The first search that is large enough has the system's C compiler
-build it for this CPU (under a second), and the library is kept in the user's cache folder under a name made of all that
+build it for this CPU (about a second), and the library is kept in the user's cache folder under a name made of all that
 it depends on. Where anything is missing (a compiler, a folder to write to) or ``SIAMMM_COMPILED=0``, there is no
-library, and the callers go by torch as they would without this module.
+library, and the callers go by torch as they would without this module. For tests and benchmarks the variable also takes
+the name of an older CPU, as the compiler's ``-march`` has it: with ``SIAMMM_COMPILED=x86-64-v3`` the library is what a
+CPU with AVX2 would get.
 
 Legend:  N samples, K components, D dimensions, F length of the statistic, H neighbours;  x samples, w components.
 """
@@ -30,16 +32,17 @@ MAX_DIMENSIONS = 2**14
 MAX_SLACK = 2**29
 
 _SOURCE = Path(__file__).with_suffix(".c")
-_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-pthread")
+_FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-pthread")
 _COMPILE_SECONDS = 60
-# Products from which on a library is looked for: a search of so many takes about a hundredth of a second.
-_LEAST_WORK = 2**31
+# Products from which on a library is looked for: torch takes some thousandths of a second for so many, and a fit needs
+# that dozens of times.
+_LEAST_WORK = 2**28
 
 # No compiler, one that fails or hangs, no folder, no permission, a library without our functions.
 _TROUBLES = (OSError, RuntimeError, ValueError, AttributeError, subprocess.SubprocessError)
 
 _loading = threading.Lock()
-_found: dict[str, ctypes.CDLL | None] = {}
+_found: dict[tuple[str, str], ctypes.CDLL | None] = {}
 
 
 def worthwhile(x_ND: Tensor, k: int, d: int) -> bool:
@@ -52,24 +55,32 @@ def worthwhile(x_ND: Tensor, k: int, d: int) -> bool:
 
 def library() -> ctypes.CDLL | None:
     """The compiled functions, or None where they cannot be had; compiled and loaded at the first call."""
-    if os.environ.get("SIAMMM_COMPILED", "1") == "0":
+    wish = os.environ.get("SIAMMM_COMPILED", "1")
+    if wish == "0":
         return None
+    cpu = wish if wish.startswith("x86-64") else "native"
     where = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(where):  # as the standard for this variable has it
         where = "~/.cache"
     with _loading:
-        if where not in _found:
+        if (where, cpu) not in _found:
             try:
-                _found[where] = _loaded(Path(where).expanduser() / "siammm" / "compiled")
+                _found[where, cpu] = _loaded(Path(where).expanduser() / "siammm" / "compiled", cpu)
             except _TROUBLES:  # torch does it, without a word
-                _found[where] = None
-        return _found[where]
+                _found[where, cpu] = None
+        return _found[where, cpu]
 
 
 def multiplies_bytes() -> bool:
     """Whether there is a library, and it has the CPU multiply bytes."""
     compiled = library()
     return compiled is not None and bool(compiled.siammm_multiplies_bytes())
+
+
+def multiplies_floats() -> bool:
+    """Whether there is a library, and its search in float32 is faster than torch's: with AVX2 or AVX-512."""
+    compiled = library()
+    return compiled is not None and bool(compiled.siammm_multiplies_floats())
 
 
 def nearest(
@@ -112,6 +123,33 @@ def nearest(
     return None if failed else (score_NH, index_NH, doubtful_N)
 
 
+def nearest_by_floats(
+    x_ND: Tensor, w_KD: Tensor, b_K: Tensor | None, n_neighbours: int
+) -> tuple[Tensor, Tensor] | None:
+    """The scores x.w + b and numbers of the H nearest components, best first; of equals the first comes first.
+
+    None where there is no library, H is above ``MAX_NEIGHBOURS`` or K, or a row has fewer than H finite scores.
+    """
+    compiled = library()
+    (n, d), k = x_ND.shape, w_KD.shape[0]
+    if compiled is None or n_neighbours > min(k, MAX_NEIGHBOURS):
+        return None
+    _check(x_ND, (n, d), torch.float32)
+    _check(w_KD, (k, d))
+    if b_K is not None:
+        _check(b_K, (k,))
+    packed = torch.empty(compiled.siammm_packed_floats(k, d), dtype=torch.float32)
+    score_NH = torch.empty(n, n_neighbours, dtype=torch.float32)
+    index_NH = torch.empty(n, n_neighbours, dtype=torch.int64)
+    # Named, so that what was made contiguous lives until the call is over.
+    x_ND, w_KD = x_ND.contiguous(), w_KD.to(x_ND).contiguous()
+    b_K = None if b_K is None else b_K.to(x_ND).contiguous()
+    compiled.siammm_pack_floats(w_KD.data_ptr(), None if b_K is None else b_K.data_ptr(), k, d, packed.data_ptr())
+    pointers = [of.data_ptr() for of in (x_ND, packed, score_NH, index_NH)]
+    failed = compiled.siammm_nearest_by_floats(n, k, d, n_neighbours, *pointers, torch.get_num_threads())
+    return None if failed else (score_NH, index_NH)
+
+
 def sums_by_component(t_NF: Tensor, index_NH: Tensor, weight_NH: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
     """How much each component was given, count_K float64, and the weighted sum of it, total_KF.
 
@@ -150,10 +188,10 @@ def _check(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = N
         raise ValueError(f"{tensor.dtype} of shape {tuple(tensor.shape)} was given where {shape} is expected.")
 
 
-def _loaded(folder: Path) -> ctypes.CDLL:
+def _loaded(folder: Path, cpu: str) -> ctypes.CDLL:
     if os.name != "posix":
         raise OSError("what follows is written for POSIX")
-    compiler = _compiler()
+    compiler = [*_compiler(), f"-march={cpu}"]
     name = _name(compiler)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _refuse_what_others_could_have_written(folder)
@@ -235,6 +273,11 @@ def _declared(compiled: ctypes.CDLL) -> ctypes.CDLL:
     compiled.siammm_pack.restype = None
     compiled.siammm_pack.argtypes = [pointer, size, size, pointer]
     compiled.siammm_nearest.argtypes = [size] * 4 + [pointer] * 10 + [ctypes.c_int]
+    compiled.siammm_packed_floats.restype = size
+    compiled.siammm_packed_floats.argtypes = [size] * 2
+    compiled.siammm_pack_floats.restype = None
+    compiled.siammm_pack_floats.argtypes = [pointer, pointer, size, size, pointer]
+    compiled.siammm_nearest_by_floats.argtypes = [size] * 4 + [pointer] * 4 + [ctypes.c_int]
     compiled.siammm_shares.restype = None
     compiled.siammm_shares.argtypes = [size] * 2 + [pointer] * 3 + [ctypes.c_int]
     compiled.siammm_sums.argtypes = [size] * 4 + [pointer] * 5 + [ctypes.c_int]

@@ -233,6 +233,11 @@ def _dither(d: int, *, seed: int) -> Tensor:
 
 
 def _searched(x_ND: Tensor, w_KD: Tensor, n_neighbours: int) -> tuple[Tensor, Tensor]:
+    """All rows in full, in float32."""
+    if cpu_kernels.worthwhile(x_ND, *w_KD.shape) and cpu_kernels.multiplies_floats():
+        found = cpu_kernels.nearest_by_floats(x_ND, w_KD, None, n_neighbours)
+        if found is not None:
+            return found
     top = (x_ND @ w_KD.T).topk(n_neighbours, dim=1)
     return top.values, top.indices
 

@@ -3,9 +3,10 @@
 What is ranked is an affine score ``x . w_k + b_k``: the cosine for directions, the negative half squared distance (but
 for a constant of the sample) for Gaussian components. N x K scores never exist at once. Three ways to the same answer:
 
-- *torch*, any device: product and top-k in chunks that stay in cache.
-- *low precision*, CPUs that multiply bytes: int8 products propose, float32 decides (``eightbit.py``), in compiled code
-  where a C compiler is at hand (``cpu_kernels.py``).
+- *torch*, any device: product and top-k in chunks that stay in cache. On a CPU with AVX2 or AVX-512 compiled code does
+  both in one pass, where a C compiler is at hand and there is work enough (``cpu_kernels.py``).
+- *low precision*, CPUs that multiply bytes: int8 products propose, float32 decides (``eightbit.py``), likewise compiled
+  where it can be.
 - *triton*, CUDA: one kernel that fuses product and top H, then a re-rank in float32 (``kernels.py``).
 
 Legend:  N samples, K components, D dimensions, H neighbours;  x samples, w and b the affine score of a component.
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from siammm.errors import InputError
-from siammm.mixture import eightbit, kernels
+from siammm.mixture import cpu_kernels, eightbit, kernels
 
 Backend = Literal["auto", "torch", "low-precision", "triton"]
 BACKENDS: tuple[Backend, ...] = ("auto", "torch", "low-precision", "triton")
@@ -73,6 +74,10 @@ def nearest(
         return kernels.nearest(x_ND, w_KD, b_K, n_neighbours)
     if backend == "low-precision" and b_K is None:  # a bias of any size has no place in a byte
         return eightbit.nearest(x_ND, w_KD, n_neighbours, x_bytes)
+    if cpu_kernels.worthwhile(x_ND, *w_KD.shape) and cpu_kernels.multiplies_floats():
+        found = cpu_kernels.nearest_by_floats(x_ND, w_KD, b_K, n_neighbours)
+        if found is not None:
+            return found
     score_NH = x_ND.new_empty(x_ND.shape[0], n_neighbours)
     index_NH = torch.empty(x_ND.shape[0], n_neighbours, dtype=torch.int64, device=x_ND.device)
     rows = score_chunk_rows(x_ND.device, x_ND.dtype, w_KD.shape[0])
