@@ -114,6 +114,8 @@ def test_operations_are_those_of_the_layers() -> None:
     # Of this stem, 0.5554 G multiplications and additions; the images have no gradient.
     stem = 2 * 2 * 3 * 64 * 9 * 32 * 32
     assert flops_per_image(config) == pytest.approx(8 * 2 * 0.5554e9 + heads - stem, rel=2e-3)
+    smaller = flops_per_image(with_settings(config, view_size=24))
+    assert smaller == pytest.approx((8 * 2 * 0.5554e9 - stem) * (24 / 32) ** 2 + heads, rel=2e-3)
 
 
 def test_the_loader_brings_images_from_files(tmp_path: Path) -> None:

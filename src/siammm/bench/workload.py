@@ -52,7 +52,7 @@ _STEPS_BEFORE_REPLAY = 4
 
 
 def image_size(config: TrainConfig) -> int:
-    """Pixels of a view's side."""
+    """Pixels of an image's side."""
     return config.views.image_size or _SIZES.get(config.preset, 224)
 
 
@@ -163,10 +163,11 @@ def flops_per_image(config: TrainConfig) -> float:
     Both views forward and backward, and forward through the momentum encoder. Counted by torch on tensors without
     contents; augmentation, losses and the optimiser, all small beside them, are left out.
     """
-    size = image_size(config)
+    image = image_size(config)
+    view = config.views.view_size or image
     with torch.random.fork_rng(devices=[]):
-        network = build_network(config, size).to("meta")
-    x = torch.empty(2, 3, size, size, device="meta")
+        network = build_network(config, image).to("meta")
+    x = torch.empty(2, 3, view, view, device="meta")
     with FlopCounterMode(display=False) as counter:
         predictions = network(x, x)
         network.targets(x, x, predictions.z_1, predictions.z_2)
