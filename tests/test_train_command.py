@@ -42,6 +42,7 @@ FLAGS = [
     "--max-bad-images",
     "--max-pixels",
     "--image-size",
+    "--view-size",
     "--augmentation",
     "--crop-scale",
     "--backbone",
@@ -526,7 +527,8 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "too many parts": (["images", "--accumulate", "30"], "fewer than 2 images a part"),
     "a probe that is not there": (["images", "--probe", "missing"], "missing"),
     "a probe without labels": (["images", "--probe", "plain.npy"], "has no labels"),
-    "a view of no pixels": (["images", "--image-size", "0"], "--image-size is 0"),
+    "an image of no pixels": (["images", "--image-size", "0"], "--image-size is 0"),
+    "a view of no pixels": (["images", "--view-size", "0"], "--view-size is 0"),
     "an image key in a folder": (["images", "--image-key", "pixels"], "pixels"),
 }
 

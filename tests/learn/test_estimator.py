@@ -50,6 +50,11 @@ def test_predicting_what_was_fitted_gives_the_labels(fitted: SiamMM) -> None:
     assert fitted.score_samples(small_images()).shape == (len(small_images()),)
 
 
+def test_views_smaller_than_images_leave_the_images_as_they_are() -> None:
+    model = small(view_size=6, epochs=1).fit(small_images())
+    np.testing.assert_array_equal(model.predict(small_images()), model.labels_)
+
+
 def test_features_and_embeddings_are_directions(fitted: SiamMM) -> None:
     features, embeddings = fitted.transform(small_images()), fitted.embed(small_images())
     assert features.shape == (len(small_images()), fitted.network_.encoder.num_features)

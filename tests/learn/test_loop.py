@@ -15,10 +15,11 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from siammm.data.loader import ResidentLoader
 from siammm.data.sources import open_source
 from siammm.data.view_settings import views
 from siammm.errors import InputError
-from siammm.learn import checkpoint
+from siammm.learn import checkpoint, results, run
 from siammm.learn.loop import Silent, Trained, Training
 from siammm.learn.optim import learning_rate
 from siammm.presets import check_settings
@@ -652,6 +653,36 @@ def test_views_smaller_than_images(loader: str) -> None:
     assert clean.shape == (4, 3, 8, 8)
     run_through(training)
     assert np.isfinite(training.metrics[-1]["loss"])
+
+
+def test_what_is_kept_of_views_smaller_than_images_is_for_images(tmp_path: Path) -> None:
+    probe = tmp_path / "probe.npz"
+    np.savez(probe, images=small_images(), labels=np.arange(len(small_images())) % 4)
+    training = prepared(small_config(view_size=6, probe=str(probe)), folder=tmp_path / "run")
+    assert training.run_folder is not None
+    results.leave(training.run_folder, training, training.run())
+    assert results.load_network(tmp_path / "run" / run.ENCODER)[2].size == 8
+    own_set = training._probes._own_set
+    assert own_set is not None
+    assert next(own_set.clean(0, 4))[1].shape == (4, 3, 8, 8)
+    training.close()
+
+
+def test_resident_images_of_many_sizes_are_kept_large_enough_for_both(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number, (height, width) in enumerate([(20, 30), (25, 18), (16, 16), (40, 22)] * 16):
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(tmp_path / f"{number}.png")
+    for settings, side in (({"image_size": 12, "view_size": 8}, 12), ({"image_size": 12, "view_size": 16}, 16)):
+        training = Training(small_config(loader="resident", **settings), open_source(str(tmp_path)), CPU)
+        assert isinstance(training.loader, ResidentLoader)
+        assert training.loader.image_N3HW.shape[2:] == (side, side)
+        assert next(training.loader.clean(0, 4))[1].shape == (4, 3, 12, 12)
+
+
+@pytest.mark.parametrize("size", [6.5, "6", 3])
+def test_the_size_of_a_view_is_a_whole_number(size: Any) -> None:
+    with pytest.raises(InputError, match="view_size is"):
+        prepared(small_config(view_size=size))
 
 
 def test_the_augmentation_is_that_of_the_image_not_of_the_smaller_view() -> None:

@@ -6,9 +6,11 @@ What they compute is checked by ``interpreted_norms.py`` and on a GPU by ``test_
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from siammm.learn import norm_kernels
 from tests.learn.compiled_kernels import assembly, needs_a_compiler, registers
@@ -36,6 +38,19 @@ KERNELS: list[tuple[str, dict[str, Any]]] = [
     ("_gradient", {**TILE, **ALL}),
     ("_gradient", {**TILE, "AFFINE": True, "RELU": False}),
 ]
+
+
+@pytest.mark.parametrize(
+    ("kilobytes", "size", "operands", "stages"),
+    [(227, 2, 1, 4), (227, 2, 4, 4), (227, 4, 4, 2), (99, 2, 1, 4), (99, 2, 4, 2), (99, 4, 4, 1), (None, 2, 1, 1)],
+)
+def test_tiles_on_their_way_leave_room_for_another_program(
+    kilobytes: int | None, size: int, operands: int, stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = SimpleNamespace() if kilobytes is None else SimpleNamespace(shared_memory_per_block_optin=kilobytes * 1024)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: told)
+    x = SimpleNamespace(is_cuda=True, device="cuda", element_size=lambda: size)
+    assert norm_kernels._stages(x, operands) == stages  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(("name", "fixed"), KERNELS, ids=[name for name, _ in KERNELS])

@@ -248,8 +248,10 @@ def test_by_floats_is_what_a_search_goes_by(
     score, _ = neighbours.nearest(x, w, b, 3, backend=backend)
     assert bool(calls) == bool(build.siammm_multiplies_floats()), "only where it is faster"
     assert torch.equal(score, (x @ w.T + (0 if b is None else b)).topk(3, dim=1).values)
-    monkeypatch.setattr(cpu_kernels, "_LEAST_WORK", 300 * 40 * 64 + 1)
     calls.clear()
+    neighbours.nearest(x, w[:15], None if b is None else b[:15], 3, backend=backend)
+    assert not calls, "so few components leave most of a vector empty"
+    monkeypatch.setattr(cpu_kernels, "_LEAST_WORK", 300 * 40 * 64 + 1)
     neighbours.nearest(x, w, b, 3, backend=backend)
     assert not calls, "not worth it"
 

@@ -50,6 +50,22 @@ def test_mle_is_the_root(d: int, kappa: float) -> None:
     assert found == pytest.approx(kappa, rel=1e-6)
 
 
+@pytest.mark.parametrize("d", [2, 8, 31, 32, 64, 256])
+def test_mle_finds_the_root_of_our_own_length(d: int) -> None:
+    kappa = torch.logspace(-3, 5.9, 200, dtype=torch.float64)
+    torch.testing.assert_close(vmf.concentration_mle(vmf.expected_length(kappa, d), d), kappa, rtol=1e-8, atol=0)
+
+
+def test_what_is_kept_from_a_call_without_gradients_serves_one_with() -> None:
+    vmf._debye_coefficients.cache_clear()
+    with torch.inference_mode():
+        vmf.log_normaliser(tensor(3.0), 200)
+    kappa = tensor(3.0).requires_grad_()
+    vmf.log_normaliser(kappa, 200).backward()
+    assert kappa.grad is not None
+    assert float(-kappa.grad) == pytest.approx(float(vmf.expected_length(tensor(3.0), 200)), rel=1e-9)
+
+
 def test_density_integrates_to_one_on_the_circle_and_the_sphere() -> None:
     angle = torch.linspace(-math.pi, math.pi, 200_001, dtype=torch.float64)
     for kappa in (0.0, 1.0, 50.0):

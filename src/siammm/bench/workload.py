@@ -29,8 +29,7 @@ from siammm.config import TrainConfig
 from siammm.data import decode
 from siammm.data.loader import SMALL, Batch, open_loader
 from siammm.data.sources import open_source
-from siammm.data.view_settings import views
-from siammm.learn.loop import Training, build_network
+from siammm.learn.loop import Training, build_network, training_views
 from siammm.learn.optim import learning_rate, momentum_at
 from siammm.presets import with_settings
 
@@ -186,8 +185,9 @@ def loader_rate(
     source = open_source(str(folder))
     if workers is None:
         workers = max(1, decode.default_threads() - 1)
-    two = views(image_size(config), config.views.augmentation)
-    loader = open_loader(source, two, device, kind="streaming", seed=0, workers=workers, known_bad={})
+    image = image_size(config)
+    two = training_views(config, image)
+    loader = open_loader(source, two, device, kind="streaming", seed=0, image_size=image, workers=workers, known_bad={})
     batch = max(1, min(config.optimisation.batch_size, 64, loader.n_images // 2))
     groups = torch.arange(loader.n_images // batch * batch).split(batch)
     uncounted = 4 * max(1, workers)  # what the workers' queues hold

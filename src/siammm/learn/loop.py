@@ -40,6 +40,7 @@ from siammm.learn.probing import Probes
 from siammm.learn.run import RunFolder
 from siammm.learn.step import Step
 from siammm.mixture import ranks
+from siammm.mixture.checks import check_at_least
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.groups import Groups
 from siammm.mixture.groups import found as find_groups
@@ -113,8 +114,14 @@ class Training:
         self.listener: Listener = listener or Silent()
         self.clean_view = views(_image_size(config, source), config.views.augmentation)[0]
         """How an image is read without augmentation."""
-        self.views = _views(config, self.clean_view.size)
+        self.views = training_views(config, self.clean_view.size)
         seed = config.run.random_state
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.network = build_network(config, self.clean_view.size)
+        if self.views[0].size != self.clean_view.size:
+            _check_takes_sizes(self.network, config.network.backbone, self.views[0].size, self.clean_view.size)
+        # Reading may take long: what can be refused has been by now.
         self.loader: Loader = open_loader(
             source,
             self.views,
@@ -139,11 +146,6 @@ class Training:
         _check_queue(config, n)
         self.steps_per_epoch = n // self.batch_size
         self.total_steps = self.steps_per_epoch * config.optimisation.epochs
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.network = build_network(config, self.clean_view.size)
-        if self.views[0].size != self.clean_view.size:
-            _check_takes_sizes(self.network, config.network.backbone, self.views[0].size, self.clean_view.size)
         self.network = self.network.to(device)
         if device.type == "cuda":
             self.network = self.network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -532,17 +534,19 @@ def _check_takes_sizes(network: SiameseNetwork, backbone: str, view_size: int, i
     except (AssertionError, RuntimeError, ValueError) as error:
         raise InputError(
             f"--view-size is {view_size}, but {backbone} for images of {image_size} pixels does not take such views; "
-            "leave it out, or choose a convolutional backbone."
+            "leave it out, or choose another size or backbone."
         ) from error
     finally:
         body.train(training)
 
 
-def _views(config: TrainConfig, image_size: int) -> tuple[ViewSettings, ViewSettings]:
+def training_views(config: TrainConfig, image_size: int) -> tuple[ViewSettings, ViewSettings]:
     """The settings of the two views: from the preset, or from the size of the images."""
     preset = config.views.augmentation
     preset = preset_for(image_size) if preset == "auto" else preset
-    first, second = views(config.views.view_size or image_size, preset)
+    size = image_size if config.views.view_size is None else config.views.view_size
+    check_at_least("view_size", size, 4)
+    first, second = views(size, preset)
     if config.views.crop_scale is not None:
         scale = (config.views.crop_scale, 1.0)
         first, second = dataclasses.replace(first, scale=scale), dataclasses.replace(second, scale=scale)

@@ -35,7 +35,7 @@ except ImportError:  # pragma: no cover - Triton comes with torch on Linux; else
     triton = tl = None
 
 # Values in a tile, 32 for each thread of four warps; and in one that is only read, changed and written. These and what
-# follows were the fastest on an H200 (benchmarks/norm_speed.py).
+# follows were among the fastest on an H200 (benchmarks/norm_speed.py).
 _TILE, _APPLIED_TILE = 4096, 2048
 _WIDEST = 128
 # A product and a sum in one rounding, said because Triton's default is changing: the way back must round a product as

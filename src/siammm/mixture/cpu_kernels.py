@@ -38,6 +38,9 @@ _COMPILE_SECONDS = 60
 # that dozens of times.
 _LEAST_WORK = 2**28
 
+# Fewer components than this leave most of a vector empty, and torch's search in float32 is the faster one.
+_FEWEST_COMPONENTS = 16
+
 # No compiler, one that fails or hangs, no folder, no permission, a library without our functions.
 _TROUBLES = (OSError, RuntimeError, ValueError, AttributeError, subprocess.SubprocessError)
 
@@ -81,6 +84,11 @@ def multiplies_floats() -> bool:
     """Whether there is a library, and its search in float32 is faster than torch's: with AVX2 or AVX-512."""
     compiled = library()
     return compiled is not None and bool(compiled.siammm_multiplies_floats())
+
+
+def floats_pay(x_ND: Tensor, k: int, d: int) -> bool:
+    """Whether ``nearest_by_floats`` is to search these rows for so many components of d dimensions."""
+    return k >= _FEWEST_COMPONENTS and worthwhile(x_ND, k, d) and multiplies_floats()
 
 
 def nearest(

@@ -234,7 +234,7 @@ def _dither(d: int, *, seed: int) -> Tensor:
 
 def _searched(x_ND: Tensor, w_KD: Tensor, n_neighbours: int) -> tuple[Tensor, Tensor]:
     """All rows in full, in float32."""
-    if cpu_kernels.worthwhile(x_ND, *w_KD.shape) and cpu_kernels.multiplies_floats():
+    if cpu_kernels.floats_pay(x_ND, *w_KD.shape):
         found = cpu_kernels.nearest_by_floats(x_ND, w_KD, None, n_neighbours)
         if found is not None:
             return found

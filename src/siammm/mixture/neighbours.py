@@ -74,7 +74,7 @@ def nearest(
         return kernels.nearest(x_ND, w_KD, b_K, n_neighbours)
     if backend == "low-precision" and b_K is None:  # a bias of any size has no place in a byte
         return eightbit.nearest(x_ND, w_KD, n_neighbours, x_bytes)
-    if cpu_kernels.worthwhile(x_ND, *w_KD.shape) and cpu_kernels.multiplies_floats():
+    if cpu_kernels.floats_pay(x_ND, *w_KD.shape):
         found = cpu_kernels.nearest_by_floats(x_ND, w_KD, b_K, n_neighbours)
         if found is not None:
             return found

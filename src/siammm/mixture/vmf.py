@@ -37,7 +37,7 @@ _DEBYE_TERMS = 9
 # No finite sample tells a concentration above this from infinity, and float32 scores could not use one.
 MAX_CONCENTRATION = 1e6
 
-# Newton's method on A_d(kappa) = rho from Eq. 7's start has converged to rounding after this many steps. The more
+# Newton's method on A_d(kappa) = rho from Eq. 7's start is within 1e-9 of the root after this many steps. The more
 # dimensions there are, the better is the start.
 _NEWTON_STEPS = 3
 _NEWTON_STEPS_FROM_32 = 2
@@ -217,6 +217,7 @@ def _debye_sums(t: Tensor, nu: float) -> tuple[Tensor, Tensor]:
 
 
 @cache
+@torch.inference_mode(False)  # what is kept for later calls must serve those with gradients too
 def _debye_coefficients(nu: float, device: str) -> Tensor:
     """U and W as one polynomial in t each, for one order: the coefficients of t^0, t^1 and so on, in two columns."""
     total = torch.zeros(3 * _DEBYE_TERMS - 2, 2, dtype=torch.float64)
