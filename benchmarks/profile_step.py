@@ -33,7 +33,7 @@ from siammm.bench import clock
 from siammm.bench.workload import Workload, image_size
 from siammm.config import TrainConfig
 from siammm.learn import step as step_module
-from siammm.learn.loop import build_network
+from siammm.learn.from_settings import build_network
 from siammm.presets import PRESETS, with_settings
 from sweep import fresh, fresh_question
 

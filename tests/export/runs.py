@@ -16,7 +16,7 @@ from siammm.config import TrainConfig
 from siammm.data.augment import clean
 from siammm.data.view_settings import views
 from siammm.export.encoding import FinishedRun
-from siammm.learn.loop import build_network
+from siammm.learn.from_settings import build_network
 from siammm.presets import with_settings
 from tests.data.image_sets import example_images, write_folder
 

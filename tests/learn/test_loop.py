@@ -683,6 +683,8 @@ def test_resident_images_of_many_sizes_are_kept_large_enough_for_both(tmp_path: 
 def test_the_size_of_a_view_is_a_whole_number(size: Any) -> None:
     with pytest.raises(InputError, match="view_size is"):
         prepared(small_config(view_size=size))
+    with pytest.raises(InputError, match="image_size is 3"):
+        prepared(small_config(image_size=3))
 
 
 def test_the_augmentation_is_that_of_the_image_not_of_the_smaller_view() -> None:

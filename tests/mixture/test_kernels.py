@@ -24,6 +24,14 @@ def test_kernels_agree_with_torch_under_the_interpreter() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_another_number_of_components_does_not_compile_again() -> None:
+    pytest.importorskip("triton")
+    for kernel in (kernels._propose, kernels._rescore, kernels._distance_sums):
+        counts = [p for p in kernel.params if p.name in ("n", "k", "first_component", "n_tiles")]
+        assert counts
+        assert all(p.do_not_specialize for p in counts), kernel.__name__
+
+
 def problem(n: int, k: int, d: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator(device="cuda").manual_seed(0)
     w = normalize(torch.randn(k, d, device="cuda", generator=generator), dim=1)

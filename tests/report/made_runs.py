@@ -29,7 +29,7 @@ from siammm.data.sources import open_source
 from siammm.data.view_settings import views
 from siammm.evaluate.outliers import outlier_score
 from siammm.learn import results, run
-from siammm.learn.loop import build_network
+from siammm.learn.from_settings import build_network
 from siammm.learn.run import RunFolder
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.report.contents import Contents

@@ -29,7 +29,8 @@ from siammm.config import TrainConfig
 from siammm.data import decode
 from siammm.data.loader import SMALL, Batch, open_loader
 from siammm.data.sources import open_source
-from siammm.learn.loop import Training, build_network, training_views
+from siammm.learn.from_settings import build_network, training_views
+from siammm.learn.loop import Training
 from siammm.learn.optim import learning_rate, momentum_at
 from siammm.presets import with_settings
 

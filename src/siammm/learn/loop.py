@@ -8,7 +8,6 @@ CPU, with the same build, bit for bit): orders and augmentations depend on the s
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 import warnings
@@ -20,27 +19,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from siammm.config import TrainConfig, initial_clusters, uses_mixture
+from siammm.config import TrainConfig, uses_mixture
 from siammm.data import randomness
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source
-from siammm.data.view_settings import ViewSettings, preset_for, views
+from siammm.data.view_settings import views
 from siammm.errors import InputError, ZeroRowWarning
 from siammm.evaluate.clustering import clustering_scores
 from siammm.evaluate.outliers import outlier_score
-from siammm.learn import checkpoint, distributed, guard
+from siammm.learn import checkpoint, distributed, from_settings, guard
 from siammm.learn.bank import Bank, shard
 from siammm.learn.batchnorm import synchronised
 from siammm.learn.clustering import Clustering
 from siammm.learn.encode import encode
 from siammm.learn.guard import CollapseError, Health
-from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
+from siammm.learn.networks import SiameseNetwork
 from siammm.learn.optim import build_optimiser, learning_rate, momentum_at
 from siammm.learn.probing import Probes
 from siammm.learn.run import RunFolder
 from siammm.learn.step import Step
 from siammm.mixture import ranks
-from siammm.mixture.checks import check_at_least
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.groups import Groups
 from siammm.mixture.groups import found as find_groups
@@ -112,15 +110,17 @@ class Training:
     ) -> None:
         self.config, self.device, self.run_folder = config, device, run
         self.listener: Listener = listener or Silent()
-        self.clean_view = views(_image_size(config, source), config.views.augmentation)[0]
+        self.clean_view = views(from_settings.image_size(config, source), config.views.augmentation)[0]
         """How an image is read without augmentation."""
-        self.views = training_views(config, self.clean_view.size)
+        self.views = from_settings.training_views(config, self.clean_view.size)
         seed = config.run.random_state
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.network = build_network(config, self.clean_view.size)
+            self.network = from_settings.build_network(config, self.clean_view.size)
         if self.views[0].size != self.clean_view.size:
-            _check_takes_sizes(self.network, config.network.backbone, self.views[0].size, self.clean_view.size)
+            from_settings.check_takes_sizes(
+                self.network, config.network.backbone, self.views[0].size, self.clean_view.size
+            )
         # Reading may take long: what can be refused has been by now.
         self.loader: Loader = open_loader(
             source,
@@ -142,8 +142,8 @@ class Training:
                 f"The processes can read different numbers of images ({', '.join(map(str, counts))}); give all of them "
                 "the same files."
             )
-        self.batch_size = _batch_size(config, n)
-        _check_queue(config, n)
+        self.batch_size = from_settings.batch_size(config, n)
+        from_settings.check_queue(config, n)
         self.steps_per_epoch = n // self.batch_size
         self.total_steps = self.steps_per_epoch * config.optimisation.epochs
         self.network = self.network.to(device)
@@ -165,7 +165,7 @@ class Training:
                 settings=config.clustering,
                 seed=seed + number,
             )
-            for number, k in enumerate(_n_components(config, n))
+            for number, k in enumerate(from_settings.n_components(config, n))
         ]
         self.clustering = self.clusterings[0]
         self.optimiser = build_optimiser(
@@ -477,34 +477,6 @@ class Training:
             self.metrics = self.run_folder.metrics()
 
 
-def build_network(config: TrainConfig, image_size: int) -> SiameseNetwork:
-    """The networks that the settings describe, with weights from torch's own generator."""
-    network = config.network
-    backbone = build_backbone(network.backbone, image_size=image_size, zero_init_residual=network.zero_init_residual)
-    features = int(cast(Any, backbone).num_features)
-    encoder = Encoder(
-        backbone,
-        projector(
-            features,
-            network.hidden_dim,
-            network.embedding_dim,
-            network.projector_layers,
-            last_norm=network.projector_norm,
-        ),
-    )
-    head = None
-    if network.predictor_layers:
-        hidden = network.predictor_hidden_dim or network.hidden_dim
-        head = predictor(network.embedding_dim, hidden, network.predictor_layers, last_norm=network.predictor_norm)
-    objective = config.objective
-    return SiameseNetwork(
-        encoder,
-        head,
-        momentum=network.momentum_encoder and objective.instance_loss != "simsiam",
-        n_prototypes=objective.n_prototypes if objective.cluster_loss == "swapped" else 0,
-    )
-
-
 @contextlib.contextmanager
 def _frozen_statistics(network: nn.Module) -> Iterator[None]:
     """Normalise by each batch, and leave no trace of it in the running statistics."""
@@ -514,77 +486,3 @@ def _frozen_statistics(network: nn.Module) -> Iterator[None]:
     finally:
         for name, buffer in network.named_buffers():
             buffer.copy_(buffers[name])
-
-
-def _image_size(config: TrainConfig, source: Source) -> int:
-    """Pixels of an image's side, as the network sees it: as asked, or its own up to 96."""
-    if config.views.image_size is not None:
-        return config.views.image_size
-    shape = source.uniform_shape()
-    return min(shape) if shape is not None and max(shape) <= 96 else 224
-
-
-def _check_takes_sizes(network: SiameseNetwork, backbone: str, view_size: int, image_size: int) -> None:
-    """Refuse views of another size than images for networks that are made for one size."""
-    body = network.encoder.backbone
-    training = body.training
-    try:
-        with torch.no_grad():
-            body.eval()(torch.zeros(1, 3, view_size, view_size))
-    except (AssertionError, RuntimeError, ValueError) as error:
-        raise InputError(
-            f"--view-size is {view_size}, but {backbone} for images of {image_size} pixels does not take such views; "
-            "leave it out, or choose another size or backbone."
-        ) from error
-    finally:
-        body.train(training)
-
-
-def training_views(config: TrainConfig, image_size: int) -> tuple[ViewSettings, ViewSettings]:
-    """The settings of the two views: from the preset, or from the size of the images."""
-    preset = config.views.augmentation
-    preset = preset_for(image_size) if preset == "auto" else preset
-    size = image_size if config.views.view_size is None else config.views.view_size
-    check_at_least("view_size", size, 4)
-    first, second = views(size, preset)
-    if config.views.crop_scale is not None:
-        scale = (config.views.crop_scale, 1.0)
-        first, second = dataclasses.replace(first, scale=scale), dataclasses.replace(second, scale=scale)
-    return first, second
-
-
-def _batch_size(config: TrainConfig, n_images: int) -> int:
-    """Images of one update, over all ranks: as asked, or as many as there are, in equal parts."""
-    optimisation = config.optimisation
-    parts = optimisation.accumulate * distributed.world_size()
-    if n_images < 2:
-        raise InputError(
-            f"There {'is 1 image' if n_images == 1 else 'are no images'} that can be read, but training compares "
-            "images with each other and needs at least 2."
-        )
-    batch_size = min(optimisation.batch_size, n_images) // parts * parts
-    if batch_size < 2 * parts:
-        raise InputError(
-            f"A batch of {min(optimisation.batch_size, n_images)} images in {parts} parts has fewer than 2 images a "
-            "part, but BatchNorm needs at least 2; raise --batch-size, or lower --accumulate or the number of "
-            "processes."
-        )
-    return batch_size
-
-
-def _check_queue(config: TrainConfig, n_images: int) -> None:
-    size = config.objective.queue_size
-    if config.objective.instance_loss == "contrastive" and size >= n_images:
-        raise InputError(
-            f"--queue-size is {size:,}, but there are {n_images:,} images, so that each would be its own negative; use "
-            "a small part of that."
-        )
-
-
-def _n_components(config: TrainConfig, n_images: int) -> list[int]:
-    """The clusters that each clustering starts from."""
-    first, more = config.clustering.n_components, config.clustering.more_components
-    for flag, k in [("--n-components", first), *(("--more-components", k) for k in more)]:
-        if k is not None and not 1 <= k <= n_images:
-            raise InputError(f"{flag} is {k:,}, but it must be from 1 to the number of images, {n_images:,}.")
-    return [initial_clusters(n_images) if first is None else first, *more]

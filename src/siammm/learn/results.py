@@ -19,7 +19,8 @@ from siammm.config import TrainConfig
 from siammm.data.view_settings import ViewSettings, views
 from siammm.errors import StoredFileError
 from siammm.learn import plots, run
-from siammm.learn.loop import Trained, Training, build_network
+from siammm.learn.from_settings import build_network
+from siammm.learn.loop import Trained, Training
 from siammm.learn.networks import SiameseNetwork
 from siammm.learn.run import RunFolder, write_whole
 from siammm.mixture.storage import make_readable
