@@ -322,7 +322,7 @@ class OptimisationConfig:
     """Number format of the networks; auto is bf16 on a GPU that has it, fp32 elsewhere."""
 
     compile: bool | None = None
-    """Compile the networks and the augmentation; by default on a GPU."""
+    """Compile the augmentation, the loss and networks that are not fused; by default on a GPU."""
 
     fused: bool | None = None
     """Train on both views in one batch, by kernels of our own; by default on one GPU, for networks that allow it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from siammm.learn import losses
 from siammm.learn.clustering import Clustering
 from siammm.learn.networks import Predictions
-from siammm.learn.objective import batch_loss
+from siammm.learn.objective import Company, batch_loss
 from siammm.presets import PRESETS
 
 N, K, B, D = 40, 7, 12, 16
@@ -59,3 +60,54 @@ def test_the_cluster_loss_is_the_sum_of_both_views(normaliser: bool) -> None:
     for view, expected in zip(views, of_views, strict=True):
         found, own = (torch.autograd.grad(of, view, retain_graph=True)[0] for of in (loss.cluster, expected))
         torch.testing.assert_close(found, own)
+
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "siammm": {},
+    "the paper's": {"instance_loss": "cosine", "contrastive_temperature": 1.0},
+    "with the normaliser": {"normaliser": True},
+    "byol": {"instance_loss": "cosine", "cluster_loss": "none"},
+    "moco-v3": {"cluster_loss": "none"},
+    "with a queue": {"cluster_loss": "none", "queue_size": 10},
+    "nce-centroids": {"cluster_loss": "nce-centroids"},
+    "nce-samples": {"cluster_loss": "nce-samples"},
+    "propos": {"cluster_loss": "scattering"},
+    "swav": {"instance_loss": "none", "cluster_loss": "swapped", "queue_size": 10},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # what torch 2.11's compiler imports
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch hides it, unless warnings are errors
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_compiles_in_one_graph(name: str) -> None:
+    """On a GPU it is compiled: a break in the graph would cost what compiling saves."""
+    objective = dataclasses.replace(PRESETS["cifar"].objective, **OBJECTIVES[name])
+    settings = PRESETS["cifar"].clustering
+    made = Clustering(K, N, D, torch.device("cpu"), objective=objective, settings=settings, seed=0)
+    tables = clustered(made)
+    torch.manual_seed(2)
+    position, targets = torch.randperm(N)[:B], (torch.randn(B, D), torch.randn(B, D))
+    swapped = objective.cluster_loss == "swapped"
+    company = None
+    if objective.queue_size:
+        scores = (torch.rand(10, K), torch.rand(10, K)) if swapped else None
+        company = Company(torch.randn(2, 10, D), scores, torch.ones(()) if swapped else None)
+    embedded = [torch.randn(B, D) for _ in range(4)]
+    prototypes = torch.nn.functional.normalize(torch.randn(K, D), dim=1)
+
+    def found(compute: Any) -> tuple[torch.Tensor, ...]:
+        leaves = [rows.clone().requires_grad_() for rows in embedded]
+        v_1, v_2, z_1, z_2 = (2 * rows for rows in leaves)  # as from a network
+        scored = (v_1 @ prototypes.T, v_2 @ prototypes.T) if swapped else None
+        loss = compute(
+            objective, Predictions(v_1, v_2, z_1, z_2, scored), targets, position, [tables],
+            clustered=True, company=company,
+        )  # fmt: skip
+        gradients = torch.autograd.grad(loss.total, leaves, allow_unused=True)
+        nothing = torch.zeros(B, D)
+        return loss.total, loss.instance, loss.cluster, *(nothing if g is None else g for g in gradients)
+
+    torch.compiler.reset()
+    compiled = found(torch.compile(batch_loss, backend="aot_eager", fullgraph=True, dynamic=False))
+    for own, expected in zip(compiled, found(batch_loss), strict=True):
+        torch.testing.assert_close(own, expected)

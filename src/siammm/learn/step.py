@@ -93,6 +93,10 @@ class Step:
             config.clustering.merge != "none" or max(c.n_start for c in clusterings) > objective.n_negatives
         )
         self._captures = device.type == "cuda" and world_size() == 1 and not changing
+        # The loss is a hundred operations on a few thousand numbers: compiled, a dozen kernels. Not where its sizes
+        # change from epoch to epoch, which would be compiled anew, nor where ranks talk within it.
+        compiles_loss = self._compiled and world_size() == 1 and not changing
+        self._loss: Any = torch.compile(batch_loss, dynamic=False) if compiles_loss else batch_loss
         # Where the momentum encoder works beside the online one: what either leaves idle, the other uses.
         self._beside: torch.cuda.Stream | None = None
         if self._captures and network.momentum_encoder is not None:
@@ -154,7 +158,7 @@ class Step:
                 x_1, x_2 = (x.to(memory_format=torch.channels_last) for x in (x_1, x_2))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
                 predictions, (target_1, target_2) = self._embedded(x_1, x_2, self._noise(part.position_B))
-            loss = batch_loss(
+            loss = self._loss(
                 self.config.objective,
                 predictions,
                 (target_1.float(), target_2.float()),
