@@ -25,8 +25,8 @@ needs_a_compiler = pytest.mark.skipif(
 )
 
 
-def assembly(kernel: Any, types: dict[str, str], fixed: dict[str, Any], warps: int) -> str:
-    """The kernel for an H100 or H200, all sizes and addresses a multiple of 16; arguments are float32 unless told."""
+def compiled(kernel: Any, types: dict[str, str], fixed: dict[str, Any], *, capability: int = 90, **options: Any) -> Any:
+    """The kernel for a GPU (by default an H100 or H200), sizes and addresses multiples of 16; float32 unless told."""
     compiler, target = (importlib.import_module(f"triton.{name}") for name in ("compiler", "backends.compiler"))
     signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in kernel.arg_names}
     source = compiler.ASTSource(
@@ -39,8 +39,13 @@ def assembly(kernel: Any, types: dict[str, str], fixed: dict[str, Any], warps: i
             if signature[arg].startswith(("*", "i32"))
         },
     )
-    options = {"num_warps": warps, "enable_fp_fusion": True}
-    return compiler.compile(source, target=target.GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    options = {"enable_fp_fusion": True, **options}
+    return compiler.compile(source, target=target.GPUTarget("cuda", capability, 32), options=options)
+
+
+def assembly(kernel: Any, types: dict[str, str], fixed: dict[str, Any], warps: int) -> str:
+    """Its text for an assembler."""
+    return compiled(kernel, types, fixed, num_warps=warps).asm["ptx"]
 
 
 def registers(ptx: str, folder: Path) -> int:

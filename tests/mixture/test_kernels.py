@@ -6,14 +6,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import normalize
 
 from siammm import VonMisesFisherMixture
+from siammm.errors import InputError
 from siammm.mixture import em, kernels, merge, neighbours
 from tests.conftest import Known
+from tests.learn.compiled_kernels import compiled, needs_a_compiler
+
+# Capability, and bytes of shared memory that a program may take.
+CHIPS = {"A100": (80, 166_912), "RTX 3090": (86, 101_376), "RTX 4090": (89, 101_376), "H200": (90, 232_448)}
 
 
 def test_kernels_agree_with_torch_under_the_interpreter() -> None:
@@ -30,6 +36,88 @@ def test_another_number_of_components_does_not_compile_again() -> None:
         counts = [p for p in kernel.params if p.name in ("n", "k", "first_component", "n_tiles")]
         assert counts
         assert all(p.do_not_specialize for p in counts), kernel.__name__
+
+
+def of_chip(chip: str, d: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    """The two kernels that fill the chip, with the types of their arguments and the tiles chosen for it."""
+    capability, room = CHIPS[chip]
+    nearest = kernels.nearest_tiles(d, capability // 10, room)
+    distances = kernels.distance_tiles(d, capability // 10, room)
+    assert nearest is not None
+    assert distances is not None
+    numbers = dict.fromkeys(("n", "k", "first_component", "n_tiles"), "i32")
+    whole = kernels.triton.next_power_of_2(d)
+    fixed = {
+        "D": d, "BLOCK_D": whole, "EVEN_D": whole == d, "BULK_COPY": False, "CANDIDATES": 8, "DEPTH": 3,
+        "HAS_BIAS": False, "TILE_BITS": 11, "LEAST": -3.0e38,
+    }  # fmt: skip
+    return [
+        (
+            kernels._propose,
+            {**numbers, "x_ptr": "*fp16", "w_tiles": "*fp16", "b_ptr": "*fp16", "candidate_ptr": "*i32"},
+            fixed | nearest,
+        ),
+        (
+            kernels._distance_sums,
+            {**numbers, "mu_ptr": "*fp16", "partial_ptr": "*fp64"},
+            {"D": d, "BLOCK_D": whole} | distances,
+        ),
+    ]
+
+
+def check_fits(chip: str, d: int) -> None:
+    capability, room = CHIPS[chip]
+    for kernel, types, settings in of_chip(chip, d):
+        options = {name: settings.pop(name) for name in ("num_warps", "num_stages")}
+        taken = compiled(kernel, types, settings, capability=capability, **options).metadata.shared
+        assert 0 < taken <= room, kernel.__name__
+
+
+@needs_a_compiler
+@pytest.mark.parametrize(("chip", "d"), [("RTX 3090", 256), ("RTX 3090", 512), ("A100", 768), ("H200", 512)])
+def test_kernels_fit_on_the_chip(chip: str, d: int) -> None:
+    check_fits(chip, d)
+
+
+@pytest.mark.slow
+@needs_a_compiler
+@pytest.mark.parametrize("d", [16, 64, 128, 200, 256, 384, 512, 768, 1024])
+@pytest.mark.parametrize("chip", CHIPS)
+def test_kernels_fit_on_every_chip(chip: str, d: int) -> None:
+    if d > 512 and chip.startswith("RTX"):
+        pytest.skip("torch serves there")
+    check_fits(chip, d)
+
+
+def test_tiles_are_those_that_were_measured_on_an_h200() -> None:
+    pytest.importorskip("triton")
+    found = [kernels.nearest_tiles(d, 9, 232_448) for d in (64, 256, 512, 1024)]
+    assert [(t["BLOCK_N"], t["num_warps"], t["num_stages"]) for t in found if t] == [
+        (128, 8, 3), (128, 8, 3), (64, 4, 2), (32, 4, 1),
+    ]  # fmt: skip
+    assert kernels.distance_tiles(256, 9, 232_448) == {"BLOCK": 128, "num_warps": 8, "num_stages": 2}
+
+
+@pytest.mark.parametrize(
+    ("chip", "d", "backend"),
+    [
+        ((9, 232_448), 1024, "triton"),
+        ((8, 101_376), 512, "triton"),
+        ((8, 101_376), 1024, "torch"),
+        ((7, 0), 64, "torch"),
+    ],
+)
+def test_what_does_not_fit_a_gpu_is_left_to_torch(
+    chip: tuple[int, int], d: int, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(kernels, "_chip", lambda device: chip)
+    monkeypatch.setattr(kernels, "available", lambda: True)
+    gpu = torch.device("cuda")
+    assert neighbours.choose_backend("auto", gpu, torch.float32, d=d, k=1000, n_neighbours=5) == backend
+    if backend == "torch":
+        with pytest.raises(InputError, match="small GPU"):
+            neighbours.choose_backend("triton", gpu, torch.float32, d=d, k=1000, n_neighbours=5)
 
 
 def problem(n: int, k: int, d: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,8 +140,9 @@ def test_nearest_agrees_with_torch_on_the_gpu(d: int, h: int, bias: bool) -> Non
 
 
 @pytest.mark.gpu
-def test_sums_and_distances_agree_with_torch_on_the_gpu() -> None:
-    x, w = problem(20_000, 500, 96)
+@pytest.mark.parametrize("d", [96, 256, 384, 512, 768, 1024])
+def test_sums_and_distances_agree_with_torch_on_the_gpu(d: int) -> None:
+    x, w = problem(20_000, 500, d)
     score, index = kernels.nearest(x, w, None, 5)
     weight = (score / 0.02).softmax(dim=1)
     count, total = kernels.sums_by_component(x, index, weight, 500)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 # Triton's own types do not describe what its compiler accepts, so its names are Any here, also in annotations.
 # pyright: basic, reportInvalidTypeForm=false
+import functools
 import importlib
 import os
 from typing import Any
@@ -51,9 +52,11 @@ def available() -> bool:
     return triton is not None and (torch.cuda.is_available() or _interpreted())
 
 
-def supports(d: int, n_neighbours: int) -> bool:
-    """Whether the kernels are exact, and fit on the chip, for these sizes."""
-    return 16 <= d <= MAX_DIMENSIONS and n_neighbours <= MAX_NEIGHBOURS
+def supports(d: int, n_neighbours: int, device: torch.device) -> bool:
+    """Whether the kernels are exact, and fit on this device's chip, for these sizes."""
+    if not (16 <= d <= MAX_DIMENSIONS and n_neighbours <= MAX_NEIGHBOURS):
+        return False
+    return device.type != "cuda" or nearest_tiles(d, *_chip(device)) is not None
 
 
 def _interpreted() -> bool:
@@ -65,7 +68,8 @@ def nearest(x_ND: Tensor, w_KD: Tensor, b_K: Tensor | None, n_neighbours: int) -
     n, d = x_ND.shape
     k = w_KD.shape[0]
     x_ND, w_KD = x_ND.float().contiguous(), w_KD.float().contiguous()
-    settings = _tile_settings(d)
+    settings = _INTERPRETED_NEAREST if _interpreted() else nearest_tiles(d, *_chip(x_ND.device))
+    assert settings is not None, "supports() was not asked"
     block_n, block_k = settings["BLOCK_N"], settings["BLOCK_K"]
     per_launch = block_k * 2**_TILE_BITS
     n_candidates = min(n_neighbours + _SPARE_CANDIDATES, 3 * block_k)
@@ -162,9 +166,9 @@ def sum_of_distances(mu_KD: Tensor) -> Tensor:
     """The sum of |mu_i - mu_j| over all pairs i < j of unit vectors, float64 scalar."""
     k, d = mu_KD.shape
     low = _low_precision(mu_KD)
-    interpreted = _interpreted()
-    block = 16 if interpreted else 128
-    n_tiles = triton.cdiv(k, block)
+    settings = _INTERPRETED_DISTANCES if _interpreted() else distance_tiles(d, *_chip(mu_KD.device))
+    assert settings is not None, "supports() was not asked"
+    n_tiles = triton.cdiv(k, settings["BLOCK"])
     partial = torch.empty(n_tiles, dtype=torch.float64, device=mu_KD.device)
     _distance_sums[(n_tiles,)](
         low,
@@ -173,9 +177,7 @@ def sum_of_distances(mu_KD: Tensor) -> Tensor:
         n_tiles,
         D=d,
         BLOCK_D=triton.next_power_of_2(d),
-        BLOCK=block,
-        num_warps=8,
-        num_stages=2 if d <= 256 else 1,
+        **settings,
     )
     return partial.sum()
 
@@ -200,18 +202,53 @@ def _padded(rows: Tensor, block: int) -> Tensor:
 
 def _has_bulk_copy(device: torch.device) -> bool:
     """Whether the GPU copies whole tiles by itself (Hopper and later), which frees the threads for the scores."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+    return device.type == "cuda" and _chip(device)[0] >= 9
 
 
-def _tile_settings(d: int) -> dict[str, Any]:
-    """Tile sizes by dimension: the samples' tile and some of the components' must fit in shared memory (227 KB)."""
-    if _interpreted():
-        return {"BLOCK_N": 32, "BLOCK_K": 16, "num_warps": 4, "num_stages": 1}
-    if d <= 256:
-        return {"BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
-    if d <= 512:
-        return {"BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 2}
-    return {"BLOCK_N": 32, "BLOCK_K": 64, "num_warps": 4, "num_stages": 1}
+# -- what fits on a chip -----------------------------------------------------------------------------------------------
+
+# Rows of a tile, warps, and tiles on their way at once; the first that fits is taken. Those that fit an H200 were the
+# fastest there. The columns stay 64: with fewer buckets more neighbours would be lost.
+_BUCKETS = 64
+_NEAREST_TILES = ((128, 8, 3), (64, 4, 3), (64, 4, 2), (32, 4, 2), (32, 4, 1), (16, 4, 1))
+_DISTANCE_TILES = ((128, 8, 2), (64, 4, 2), (32, 4, 2), (16, 4, 2))
+_INTERPRETED_NEAREST: dict[str, Any] = {"BLOCK_N": 32, "BLOCK_K": 16, "num_warps": 4, "num_stages": 1}
+_INTERPRETED_DISTANCES: dict[str, Any] = {"BLOCK": 16, "num_warps": 8, "num_stages": 2}
+
+
+def nearest_tiles(d: int, generation: int, room: int) -> dict[str, Any] | None:
+    """Tiles of ``nearest`` for so many bytes of shared memory; None if there are none that fit."""
+    for rows, warps, stages in _NEAREST_TILES:
+        if _shared_bytes(d, rows, _BUCKETS, stages, generation) <= room:
+            return {"BLOCK_N": rows, "BLOCK_K": _BUCKETS, "num_warps": warps, "num_stages": stages}
+    return None
+
+
+def distance_tiles(d: int, generation: int, room: int) -> dict[str, Any] | None:
+    """Tiles of ``sum_of_distances`` for so many bytes of shared memory; None if there are none that fit."""
+    for side, warps, stages in _DISTANCE_TILES:
+        if _shared_bytes(d, side, side, stages, generation) <= room:
+            return {"BLOCK": side, "num_warps": warps, "num_stages": stages}
+    return None
+
+
+def _shared_bytes(d: int, rows: int, columns: int, stages: int, generation: int) -> int:
+    """What Triton takes at most: rows in sixteen bits, and the tiles they meet, of which Ampere holds one fewer."""
+    tiles = stages if generation >= 9 else max(1, stages - 1)
+    return 2 * triton.next_power_of_2(d) * (rows + tiles * columns) + 1024
+
+
+@functools.cache
+def _chip(device: torch.device) -> tuple[int, int]:
+    """The generation of a GPU (8 is Ampere, 9 Hopper), and the shared memory that a program may take: 0 before Ampere.
+
+    Products of sixteen bits are compiled into slow ones there; and AMD's GPUs have not been tried.
+    """
+    if torch.version.hip is not None:
+        return 0, 0
+    generation = torch.cuda.get_device_capability(device)[0]
+    room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return generation, room if generation >= 8 else 0
 
 
 if triton is not None:

@@ -34,7 +34,7 @@ def choose_backend(
     requested: Backend, device: torch.device, dtype: torch.dtype, *, d: int, k: int, n_neighbours: int
 ) -> Backend:
     """The fastest way that is exact on this device for these sizes, or the one asked for if it can run here."""
-    fits = kernels.supports(d, n_neighbours)
+    fits = kernels.supports(d, n_neighbours, device)
     if requested == "auto":
         if device.type == "cuda" and kernels.available() and dtype == torch.float32 and fits:
             return "triton"
@@ -45,8 +45,9 @@ def choose_backend(
         raise InputError("backend='triton' needs Triton and a CUDA device (or TRITON_INTERPRET=1); use backend='auto'.")
     if requested == "triton" and not fits:
         raise InputError(
-            f"backend='triton' takes 16 to {kernels.MAX_DIMENSIONS} features and at most {kernels.MAX_NEIGHBOURS} "
-            f"neighbours, but X has {d} features and n_neighbours is {n_neighbours}; use backend='auto'."
+            f"backend='triton' takes 16 to {kernels.MAX_DIMENSIONS} features (fewer on a small GPU) and at most "
+            f"{kernels.MAX_NEIGHBOURS} neighbours, but X has {d} features and n_neighbours is {n_neighbours}; use "
+            "backend='auto'."
         )
     return requested
 
