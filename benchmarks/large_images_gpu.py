@@ -242,7 +242,7 @@ def body(results: list[dict[str, Any]], args: argparse.Namespace, peak: float) -
             [
                 name,
                 str(r["batch"]),
-                f"{r['images_per_second']:,.4g}",
+                f"{r['images_per_second']:,.0f}",
                 f"{100 * r['teraflops'] / peak:.0f} %",
                 f"{r['peak_memory_gb']:.1f}",
                 f"{r['ready_seconds']:.0f}",
@@ -255,7 +255,7 @@ def body(results: list[dict[str, Any]], args: argparse.Namespace, peak: float) -
     loaders = [r for r in results if r["who"] == "loader" and "failed" not in r]
     for r in loaders:
         text += (
-            f"\n\nThe streaming loader brings {r['images_per_second']:,.4g} images a second (both views cut) with "
+            f"\n\nThe streaming loader brings {r['images_per_second']:,.0f} images a second (both views cut) with "
             f"{r['used_workers']} workers, from JPEG files of {r['kilobytes']:.0f} kB in the system's cache."
         )
     if not steps:
@@ -268,16 +268,16 @@ def body(results: list[dict[str, Any]], args: argparse.Namespace, peak: float) -
         return f"{EPOCHS * (N_IMAGES / rate + args.clustering_seconds) / 3600:,.1f}"
 
     projected = [
-        ["1 GPU, the step", f"{best['images_per_second']:,.4g}", hours(best["images_per_second"])],
-        ["8 GPUs, the step", f"{eight_gpus(of_eight, args):,.4g}", hours(eight_gpus(of_eight, args))],
+        ["1 GPU, the step", f"{best['images_per_second']:,.0f}", hours(best["images_per_second"])],
+        ["8 GPUs, the step", f"{eight_gpus(of_eight, args):,.0f}", hours(eight_gpus(of_eight, args))],
     ]
     if loaders:
         brought = max(r["images_per_second"] for r in loaders)
         one_gpu = min(brought, best["images_per_second"])
         all_gpus = min(8 * brought, eight_gpus(of_eight, args))
         projected += [
-            ["1 GPU with this loader", f"{one_gpu:,.4g}", hours(one_gpu)],
-            ["8 GPUs, each with such a loader", f"{all_gpus:,.4g}", hours(all_gpus)],
+            ["1 GPU with this loader", f"{one_gpu:,.0f}", hours(one_gpu)],
+            ["8 GPUs, each with such a loader", f"{all_gpus:,.0f}", hours(all_gpus)],
         ]
     text += (
         f"\n\n## Projected: {EPOCHS} epochs of {N_IMAGES:,} images, batch {best['batch']} on 1 GPU, "
