@@ -270,6 +270,8 @@ def test_the_command_starts_from_the_method_and_flags_win() -> None:
         ("pcl", {"queue_size": -1}, "--queue-size is -1, but it must be at least 0"),
         ("pcl", {"more_components": (9, 0)}, "--more-components is 0, but it must be at least 1"),
         ("byol", {"queue_size": 9}, "--queue-size is 9, but only"),
+        ("byol", {"contrastive_temperature_end": 1.0}, "--instance-loss cosine has no temperature; leave it out"),
+        ("moco-v3", {"contrastive_temperature_end": 0.0}, "--contrastive-temperature-end is 0.0, but it must be"),
         ("byol", {"momentum_encoder": False, "predictor_layers": 0}, "all images become one point"),
         ("simsiam", {"predictor_layers": 0}, "all images become one point"),
         ("propos", {"n_components": 4, "predictor_layers": 0}, "--predictor-noise is 0.001, but --predictor-layers"),

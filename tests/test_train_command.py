@@ -68,6 +68,7 @@ FLAGS = [
     "--normaliser",
     "--n-negatives",
     "--contrastive-temperature",
+    "--contrastive-temperature-end",
     "--n-prototypes",
     "--prototype-temperature",
     "--queue-size",

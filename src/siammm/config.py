@@ -231,7 +231,10 @@ class ObjectiveConfig:
     """With nce-centroids: how many other centroids a view is contrasted with, at most."""
 
     contrastive_temperature: float = 1.0
-    """With a contrastive instance loss: its temperature."""
+    """With a contrastive instance loss: its temperature; lower ones push the most similar images apart."""
+
+    contrastive_temperature_end: float | None = None
+    """With a contrastive instance loss: its temperature at the end, reached along a cosine; by default it stays."""
 
     n_prototypes: int = 3000
     """With swapped: prototypes that are learnt."""

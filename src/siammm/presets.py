@@ -158,6 +158,11 @@ def check_settings(config: TrainConfig) -> None:
         raise InputError(
             f"--predictor-noise is {network.predictor_noise}, but --predictor-layers is 0, so nothing reads it; use 0."
         )
+    if objective.contrastive_temperature_end is not None and objective.instance_loss != "contrastive":
+        raise InputError(
+            f"--contrastive-temperature-end is {objective.contrastive_temperature_end}, but --instance-loss "
+            f"{objective.instance_loss} has no temperature; leave it out."
+        )
     if objective.queue_size and objective.instance_loss != "contrastive" and objective.cluster_loss != "swapped":
         raise InputError(
             f"--queue-size is {objective.queue_size}, but only --instance-loss contrastive and --cluster-loss swapped "
@@ -177,6 +182,7 @@ _LEAST = {
     "projector_layers": 1, "predictor_layers": 0, "predictor_hidden_dim": 1, "predictor_noise": 0, "n_prototypes": 2,
     "prototype_temperature": 1e-6, "queue_size": 0, "cluster_weight": 0, "n_neighbours": 1, "temperature": 1e-6,
     "concentration_dims": 2, "concentration_scale": 1e-6, "n_negatives": 1, "contrastive_temperature": 1e-6,
+    "contrastive_temperature_end": 1e-6,
     "n_components": 1, "n_init": 1, "em_steps": 1, "merge_floor": 1, "epochs": 1, "batch_size": 2, "accumulate": 1,
     "learning_rate": 0, "weight_decay": 0, "trust_coefficient": 1e-9, "warmup_epochs": 0, "probe_every": 1,
     "save_every": 0,

@@ -298,6 +298,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adamw": {"optimiser": "adamw", "learning_rate": 1e-3},
     "simsiam": {"instance_loss": "simsiam"},
     "contrastive": {"instance_loss": "contrastive"},
+    "a temperature that rises": {
+        "instance_loss": "contrastive", "contrastive_temperature": 0.2, "contrastive_temperature_end": 1.0,
+    },
     "nce-centroids": {"cluster_loss": "nce-centroids", "n_negatives": 4},
     "nce-samples": {"cluster_loss": "nce-samples"},
     "clean": {"embeddings": "clean"},
@@ -546,6 +549,26 @@ def test_the_weight_of_the_clusters_is_in_the_loss() -> None:
     training = run_through(prepared(small_config(epochs=1, cluster_weight=0.25)))
     row = training.metrics[0]
     assert row["loss"] == pytest.approx(row["instance_loss"] + 0.25 * row["cluster_loss"], abs=1e-6)
+
+
+def test_the_temperature_goes_to_its_end_along_a_cosine() -> None:
+    settings = {"instance_loss": "contrastive", "contrastive_temperature": 0.2, "epochs": 2}
+    seen: list[float] = []
+
+    class Watch(Silent):
+        def stepped(self, epoch: int, step: int, steps: int) -> None:
+            seen.append(float(rising.step._temperature))  # pyright: ignore[reportArgumentType]
+
+    rising = prepared(small_config(**settings, contrastive_temperature_end=1.0), listener=Watch())
+    run_through(rising)
+    assert seen == pytest.approx([0.6 - 0.4 * math.cos(math.pi * step / 8) for step in range(8)])
+    # It is what the loss is computed with: one that stays trains as without.
+    fixed, stays = (
+        run_through(prepared(small_config(**settings, **more))) for more in ({}, {"contrastive_temperature_end": 0.2})
+    )
+    losses = [[row["instance_loss"] for row in training.metrics] for training in (fixed, stays, rising)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[2] != pytest.approx(losses[0], rel=1e-2)
 
 
 def test_accumulation_makes_one_update_of_several_parts() -> None:

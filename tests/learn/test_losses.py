@@ -250,6 +250,8 @@ def test_contrastive_loss_written_out(temperature: float) -> None:
         score = normalize(v, dim=1) @ normalize(key, dim=1).T / temperature
         expected = expected - 2 * temperature * (score.diagonal() - score.exp().sum(dim=1).log()).mean()
     torch.testing.assert_close(loss, expected)
+    changing = torch.tensor(temperature, dtype=torch.float64)
+    torch.testing.assert_close(losses.contrastive_instance_loss(p.v_1, p.v_2, p.v_1m, p.v_2m, changing), expected)
     key = normalize(p.v_2m, dim=1)
     chance = (normalize(p.v_1, dim=1) @ key.T / temperature).softmax(dim=1)
     slope = 2 * (chance - torch.eye(N, dtype=torch.float64)) @ key

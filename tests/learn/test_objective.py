@@ -68,6 +68,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "with the normaliser": {"normaliser": True},
     "byol": {"instance_loss": "cosine", "cluster_loss": "none"},
     "moco-v3": {"cluster_loss": "none"},
+    "a temperature that rises": {"contrastive_temperature_end": 1.0},
     "with a queue": {"cluster_loss": "none", "queue_size": 10},
     "nce-centroids": {"cluster_loss": "nce-centroids"},
     "nce-samples": {"cluster_loss": "nce-samples"},
@@ -92,6 +93,7 @@ def test_every_objective_compiles_in_one_graph(name: str) -> None:
     if objective.queue_size:
         scores = (torch.rand(10, K), torch.rand(10, K)) if swapped else None
         company = Company(torch.randn(2, 10, D), scores, torch.ones(()) if swapped else None)
+    temperature = None if objective.contrastive_temperature_end is None else torch.tensor(0.5)
     embedded = [torch.randn(B, D) for _ in range(4)]
     prototypes = torch.nn.functional.normalize(torch.randn(K, D), dim=1)
 
@@ -101,7 +103,7 @@ def test_every_objective_compiles_in_one_graph(name: str) -> None:
         scored = (v_1 @ prototypes.T, v_2 @ prototypes.T) if swapped else None
         loss = compute(
             objective, Predictions(v_1, v_2, z_1, z_2, scored), targets, position, [tables],
-            clustered=True, company=company,
+            clustered=True, company=company, temperature=temperature,
         )  # fmt: skip
         gradients = torch.autograd.grad(loss.total, leaves, allow_unused=True)
         nothing = torch.zeros(B, D)

@@ -31,7 +31,7 @@ from siammm.data.loader import SMALL, Batch, open_loader
 from siammm.data.sources import open_source
 from siammm.learn.from_settings import build_network, training_views
 from siammm.learn.loop import Training
-from siammm.learn.optim import learning_rate, momentum_at
+from siammm.learn.optim import learning_rate
 from siammm.presets import with_settings
 
 N_IMAGES = {
@@ -120,9 +120,9 @@ class Workload:
                 batch,
                 epoch=self._number // training.steps_per_epoch,
                 rate=learning_rate(self._number, total, warmup, optimisation.learning_rate, training.batch_size),
-                momentum=momentum_at(self._number, total, optimisation.encoder_momentum),
-                clustered=clustered,
                 number=self._number,
+                total=total,
+                clustered=clustered,
             )
             self._number += 1
 

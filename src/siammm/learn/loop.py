@@ -34,7 +34,7 @@ from siammm.learn.clustering import Clustering
 from siammm.learn.encode import encode
 from siammm.learn.guard import CollapseError, Health
 from siammm.learn.networks import SiameseNetwork
-from siammm.learn.optim import build_optimiser, learning_rate, momentum_at
+from siammm.learn.optim import build_optimiser, learning_rate
 from siammm.learn.probing import Probes
 from siammm.learn.run import RunFolder
 from siammm.learn.step import Step
@@ -236,9 +236,9 @@ class Training:
                     optimisation.learning_rate,
                     self.batch_size,
                 ),
-                momentum=momentum_at(number, self.total_steps, optimisation.encoder_momentum),
-                clustered=self._clusters_count,
                 number=number,
+                total=self.total_steps,
+                clustered=self._clusters_count,
             )
             self.step_in_epoch += 1
             self.listener.stepped(self.epoch, self.step_in_epoch, self.steps_per_epoch)

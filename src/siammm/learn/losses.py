@@ -80,24 +80,26 @@ def contrastive_instance_loss(
     v_2: Tensor,
     v_1m: Tensor,
     v_2m: Tensor,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     all_gather: Gather | None = None,
 ) -> Tensor:
     """Pick each sample's other view out of the whole batch: MoCo v3's loss, an alternative to Eq. 12.
 
     For each direction 2 tau times the cross entropy of the cosines over tau; the factor keeps the size of the gradient
-    when the temperature changes. Shapes: all (N, D); returns a scalar. No gradient reaches v_1m and v_2m.
+    when the temperature changes. Shapes: all (N, D); returns a scalar. No gradient reaches v_1m and v_2m. A temperature
+    that changes from step to step may be a tensor without dimensions, whose value is not looked at.
 
     ``all_gather`` makes the negatives those of all ranks: it gets this rank's keys (N, D) and returns everybody's, one
     rank's after another, with the number of the row at which this rank's begin. It is called for v_2m, then for v_1m.
 
     Not in the paper, whose losses need no negatives; MoCo v3 is where its views and heads come from.
     """
-    check_positive("temperature", temperature)
+    if not isinstance(temperature, Tensor):
+        check_positive("temperature", temperature)
     return _contrast(v_1, v_2m, temperature, all_gather) + _contrast(v_2, v_1m, temperature, all_gather)
 
 
-def _contrast(v_ND: Tensor, key_ND: Tensor, temperature: float, all_gather: Gather | None) -> Tensor:
+def _contrast(v_ND: Tensor, key_ND: Tensor, temperature: float | Tensor, all_gather: Gather | None) -> Tensor:
     check_pair("The predictions", v_ND, "the keys", key_ND)
     v_ND, n = unit(v_ND), v_ND.shape[0]
     key_MD, first = unit(key_ND.detach()).to(v_ND.dtype), 0

@@ -50,11 +50,12 @@ def batch_loss(
     clustered: bool,
     negatives: Sequence[Tensor | None] | None = None,
     company: Company | None = None,
+    temperature: Tensor | None = None,
 ) -> BatchLoss:
     """Eq. 13 for one batch; with several clusterings, their mean is the cluster loss.
 
     ``clustered``: whether the mixture's clusters count yet. ``negatives``: for each clustering, the centroids that
-    nce-centroids contrasts with, None for all.
+    nce-centroids contrasts with, None for all. ``temperature``: that of the contrastive loss now, where it changes.
     """
     v_BD = (predictions.v_1.float(), predictions.v_2.float())
     nothing = v_BD[0].new_zeros((), dtype=torch.float32)
@@ -63,7 +64,10 @@ def batch_loss(
         instance = losses.instance_loss(*v_BD, *target_BD)
     elif config.instance_loss == "contrastive":
         instance = losses.contrastive_instance_loss(
-            *v_BD, *target_BD, temperature=config.contrastive_temperature, all_gather=_keys(company)
+            *v_BD,
+            *target_BD,
+            temperature=config.contrastive_temperature if temperature is None else temperature,
+            all_gather=_keys(company),
         )
     if config.cluster_loss == "swapped":
         assert predictions.scores is not None, "swapped prediction needs prototypes"

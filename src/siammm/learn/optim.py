@@ -192,8 +192,13 @@ def learning_rate(step: int, total_steps: int, warmup_steps: int, base: float, b
 
 def momentum_at(step: int, total_steps: int, base: float = 0.99) -> float:
     """The momentum encoder's momentum at a step: from ``base`` up to 1 along a half cosine."""
+    return along_cosine(step, total_steps, base, 1.0)
+
+
+def along_cosine(step: int, total_steps: int, start: float, end: float) -> float:
+    """What goes from ``start`` to ``end`` along a half cosine, at a step."""
     done = min(1.0, step / max(1, total_steps))
-    return 1 - (1 - base) * 0.5 * (1 + math.cos(math.pi * done))
+    return end - (end - start) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def _check_settings(lr: float | Tensor, weight_decay: float, momentum: float) -> None:

@@ -30,6 +30,7 @@ from siammm.learn.distributed import all_gather_batch, world_size
 from siammm.learn.guard import CollapseError
 from siammm.learn.networks import Predictions, SiameseNetwork
 from siammm.learn.objective import Company, batch_loss
+from siammm.learn.optim import along_cosine, momentum_at
 from siammm.learn.queue import Queue
 
 # The operations on whole lists of tensors have no types.
@@ -65,6 +66,8 @@ class Step:
         self._epoch = torch.zeros((), dtype=torch.int64, device=device)
         self._rate = torch.zeros((), device=device)
         self._momentum = torch.zeros((), dtype=_widest(device), device=device)
+        warms = objective.contrastive_temperature_end is not None
+        self._temperature = torch.zeros((), device=device) if warms else None
         self._failed = torch.zeros((), device=device)
         self.totals = torch.zeros(len(_TOTALS), dtype=_widest(device), device=device)
         for group in optimiser.param_groups:
@@ -104,11 +107,14 @@ class Step:
         self._graphs: dict[bool, tuple[torch.cuda.CUDAGraph, Batch]] = {}
         self._warm: dict[bool, int] = {}
 
-    def __call__(self, batch: Batch, *, epoch: int, rate: float, momentum: float, clustered: bool, number: int) -> None:
-        """Do one update; ``number`` counts all updates of the run."""
+    def __call__(self, batch: Batch, *, epoch: int, number: int, total: int, rate: float, clustered: bool) -> None:
+        """Do one update, which is ``number`` of the ``total`` of the run."""
         self._epoch.fill_(epoch)
         self._rate.fill_(rate)
-        self._momentum.fill_(momentum)
+        self._momentum.fill_(momentum_at(number, total, self.config.optimisation.encoder_momentum))
+        start, end = self.config.objective.contrastive_temperature, self.config.objective.contrastive_temperature_end
+        if self._temperature is not None and end is not None:
+            self._temperature.fill_(along_cosine(number, total, start, end))
         if not self._captures:
             self._update(batch, clustered, self._negatives(number))
         elif clustered in self._graphs:
@@ -167,6 +173,7 @@ class Step:
                 clustered=clustered,
                 negatives=negatives,
                 company=self._company(),
+                temperature=self._temperature,
             )
             (loss.total / parts).backward()
             self._remember(part.position_B, target_1, target_2, queued=True)
