@@ -10,6 +10,8 @@ DATA is a folder with train.npz and test.npz. Figures are of the last epoch; tes
 from __future__ import annotations
 
 import argparse
+import copy
+import itertools
 import json
 import time
 from pathlib import Path
@@ -17,10 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 import record
 from siammm.config import MethodName
-from siammm.data.loader import open_loader
+from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source, open_source
 from siammm.evaluate.clustering import clustering_scores
 from siammm.evaluate.knn import knn_accuracy
@@ -28,6 +31,7 @@ from siammm.evaluate.linear import linear_accuracy
 from siammm.learn import run
 from siammm.learn.encode import Output, encode
 from siammm.learn.loop import Silent, Training
+from siammm.learn.networks import SiameseNetwork
 from siammm.learn.progress import described
 from siammm.learn.results import save_network
 from siammm.methods import METHODS, with_method
@@ -63,6 +67,24 @@ def split(folder: Path, *, validation: bool) -> tuple[Source, np.ndarray, Source
         rest = np.setdiff1d(np.arange(len(x)), held)
         return open_source(x[rest]), y[rest], open_source(x[held]), y[held]
     return open_source(x), y, open_source(test["images"]), test["labels"]
+
+
+@torch.no_grad()
+def with_clean_statistics(network: SiameseNetwork, loader: Loader) -> SiameseNetwork:
+    """A copy whose BatchNorm statistics are those of the images as they are: training left those of augmented views."""
+    network = copy.deepcopy(network).eval()
+    for norm in network.modules():
+        if isinstance(norm, _BatchNorm):
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean of all batches
+            norm.train()
+    for _, x in loader.clean(0, loader.n_images):
+        if x.is_cuda:
+            x = x.to(memory_format=torch.channels_last)
+        for encoder in (network.encoder, network.momentum_encoder):
+            if encoder is not None:
+                encoder.features(x)
+    return network.eval()
 
 
 def main() -> None:
@@ -106,11 +128,13 @@ def main() -> None:
         **record.circumstances(),
     }  # fmt: skip
     outputs: dict[str, Output] = {"online": "features", "momentum": "momentum features"}
-    for name, output in outputs.items():
-        bank, query = encode(trained.network, training.loader, output), encode(trained.network, held, output)
+    networks = {"": trained.network, "_clean_statistics": with_clean_statistics(trained.network, training.loader)}
+    for (statistics, network), (name, output) in itertools.product(networks.items(), outputs.items()):
+        bank, query = encode(network, training.loader, output), encode(network, held, output)
+        name += statistics
         found[f"knn_{name}"] = knn_accuracy(query, other_labels, bank, labels, k=200, temperature=0.1)
         found[f"knn20_{name}"] = knn_accuracy(query, other_labels, bank, labels, k=20, temperature=0.07)
-        if args.epochs >= 50 and name == "online":
+        if args.epochs >= 50 and output == "features":
             y, y_test = torch.from_numpy(labels), torch.from_numpy(other_labels)
             found[f"linear_{name}"] = linear_accuracy(bank, y, query, y_test)
     if trained.mixture is not None and trained.labels is not None:
@@ -120,7 +144,7 @@ def main() -> None:
         found |= {name: getattr(scores, name) for name in names}
         found["k_curve"] = [row.get("n_clusters") for row in training.metrics]
     args.output.mkdir(parents=True, exist_ok=True)
-    name = f"{args.recipe}-{args.epochs}-{args.seed}"
+    name = "-".join([args.recipe, str(args.epochs), str(args.seed), *args.set])
     (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))
     if args.keep:
         kept: dict[str, Any] = {
