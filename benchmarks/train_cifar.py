@@ -30,6 +30,7 @@ from siammm.evaluate.knn import knn_accuracy
 from siammm.evaluate.linear import linear_accuracy
 from siammm.learn import run
 from siammm.learn.encode import Output, encode
+from siammm.learn.from_settings import training_views
 from siammm.learn.loop import Silent, Training
 from siammm.learn.networks import SiameseNetwork
 from siammm.learn.progress import described
@@ -50,13 +51,26 @@ RECIPES: dict[str, tuple[MethodName, dict[str, Any]]] = {
 
 
 class Lines(Silent):
-    """One line an epoch, with the time."""
+    """One line an epoch, with the time; and from some epoch on, views as large as the images: an experiment."""
 
-    def __init__(self) -> None:
+    def __init__(self, full_views_after: float) -> None:
         self._start = time.monotonic()
+        self._full_views_after = full_views_after
+        self._training: Training | None = None
+
+    def began(self, training: Training) -> None:
+        self._training = training
 
     def finished_epoch(self, row: dict[str, Any]) -> None:
         print(f"{time.monotonic() - self._start:7.1f} s  epoch {row['epoch']}: {described(row)}", flush=True)
+        training = self._training
+        assert training is not None
+        if row["epoch"] == int(self._full_views_after * training.config.optimisation.epochs):
+            config = with_settings(training.config, view_size=None)
+            training.loader.view_settings = training_views(config, training.clean_view.size)
+            # The captured step is one for views of the old size.
+            training.step._graphs.clear()
+            training.step._warm.clear()
 
 
 def split(folder: Path, *, validation: bool) -> tuple[Source, np.ndarray, Source, np.ndarray]:
@@ -95,6 +109,12 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--validation", action="store_true")
+    parser.add_argument(
+        "--full-views-after",
+        type=float,
+        default=1.0,
+        help="share of the epochs after which views have the images' size",
+    )
     parser.add_argument("--set", nargs="*", default=[], help="settings as name=value")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument(
@@ -116,12 +136,13 @@ def main() -> None:
     source, labels, other, other_labels = split(args.data, validation=args.validation)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     started = time.monotonic()
-    training = Training(config, source, device, listener=Lines())
+    training = Training(config, source, device, listener=Lines(args.full_views_after))
     trained = training.run()
     seconds = time.monotonic() - started
     held = open_loader(other, (training.clean_view, training.clean_view), device, seed=0)
     found: dict[str, Any] = {
-        "recipe": args.recipe, "settings": settings, "validation": args.validation, "seconds": round(seconds, 1),
+        "recipe": args.recipe, "settings": settings, "validation": args.validation,
+        "full_views_after": args.full_views_after, "seconds": round(seconds, 1),
         "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),
         "effective_rank": round(training.metrics[-1]["effective_rank"], 1),
         "judged": "a tenth of the training images" if args.validation else "the test images",
