@@ -19,7 +19,8 @@ from siammm.data.loader import ResidentLoader
 from siammm.data.sources import open_source
 from siammm.data.view_settings import views
 from siammm.errors import InputError
-from siammm.learn import checkpoint, results, run
+from siammm.learn import checkpoint, probing, results, run
+from siammm.learn.encode import encode
 from siammm.learn.loop import Silent, Trained, Training
 from siammm.learn.optim import learning_rate
 from siammm.presets import check_settings
@@ -271,6 +272,28 @@ def test_a_probe_is_matched_by_the_names_of_its_classes(tmp_path: Path) -> None:
     assert 0 < training.metrics[-1]["probe_seconds"] < 60
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_probe_computes_in_the_precision_of_the_training(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def watched(*args: Any, autocast: bool = False, **more: Any) -> torch.Tensor:
+        asked.append(autocast)
+        return encode(*args, autocast=autocast, **more)
+
+    monkeypatch.setattr(probing, "encode", watched)
+    given = example_images(N_IMAGES, size=(8, 8), n_classes=2)
+    np.savez(tmp_path / "train.npz", images=given.images, labels=given.labels)
+    training = prepared(small_config(epochs=1, precision=precision), open_source(tmp_path / "train.npz"))
+    training.probe()
+    assert asked == [precision == "bf16"]
+    low, exact = (encode(training.network, training.loader, "features", autocast=low) for low in (True, False))
+    assert low.dtype == exact.dtype == torch.float32
+    assert not torch.equal(low, exact)
+    assert float((low * exact).sum(dim=1).min()) > 0.999
+
+
 def test_too_few_of_a_class_have_no_linear_probe(tmp_path: Path) -> None:
     given = example_images(N_IMAGES, size=(8, 8), n_classes=2, seed=3)
     labels = np.where(np.arange(N_IMAGES) < 3, 2, given.labels)
@@ -299,7 +322,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "simsiam": {"instance_loss": "simsiam"},
     "contrastive": {"instance_loss": "contrastive"},
     "a temperature that rises": {
-        "instance_loss": "contrastive", "contrastive_temperature": 0.2, "contrastive_temperature_end": 1.0,
+        "instance_loss": "contrastive",
+        "contrastive_temperature": 0.2,
+        "contrastive_temperature_end": 1.0,
     },
     "nce-centroids": {"cluster_loss": "nce-centroids", "n_negatives": 4},
     "nce-samples": {"cluster_loss": "nce-samples"},

@@ -16,12 +16,19 @@ Output = Literal["embeddings", "features", "momentum features"]
 
 @torch.no_grad()
 def encode(
-    network: SiameseNetwork, loader: Loader, output: Output, *, first: int = 0, last: int | None = None
+    network: SiameseNetwork,
+    loader: Loader,
+    output: Output,
+    *,
+    first: int = 0,
+    last: int | None = None,
+    autocast: bool = False,
 ) -> Tensor:
     """Rows of unit length for a loader's images from ``first`` up to ``last``, in order.
 
     *embeddings* are what is clustered: the projections of the momentum encoder, or of the only one. *features* are what
     the backbone makes of an image, for probes and for users; those of the momentum encoder where they are asked for.
+    ``autocast`` computes them in bf16, which is faster on a GPU.
     """
     last = loader.n_images if last is None else last
     encoder = network.momentum_encoder or network.encoder
@@ -36,7 +43,9 @@ def encode(
         for _, x in loader.clean(first, last):
             if x.is_cuda:
                 x = x.to(memory_format=torch.channels_last)
-            parts.append(functional.normalize(function(x).float(), dim=1))
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
+                rows = function(x)
+            parts.append(functional.normalize(rows.float(), dim=1))
     finally:
         network.train(training)
     if not parts:  # a rank without images still has rows of the right width

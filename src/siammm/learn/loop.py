@@ -396,7 +396,7 @@ class Training:
     def probe(self) -> dict[str, float]:
         """How good the features and clusters are by the labels, and how long it took to find out; trains nothing."""
         started = time.monotonic()
-        found = self._probes.measured(self.network)
+        found = self._probes.measured(self.network, autocast=self.step.autocast)
         own = self.loader.labels
         if own is not None and self.clustering.components is not None:
             scores = clustering_scores(own, self._of_all(self.clustering.nearest(self._samples())))

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from siammm.config import TrainConfig
 from siammm.data.loader import Loader, open_loader
@@ -45,30 +46,34 @@ class Probes:
         labelled = self._own_set is not None or self.loader.labels is not None
         return labelled and (epoch % every == 0 or epoch == epochs)
 
-    def measured(self, network: SiameseNetwork) -> dict[str, float]:
-        """The accuracies of the backbone's features."""
-        return dict(self._measured(network))
+    def measured(self, network: SiameseNetwork, *, autocast: bool = False) -> dict[str, float]:
+        """The accuracies of the backbone's features; of bf16's, where it trains in these and time counts."""
+        return dict(self._measured(network, autocast))
 
     def close(self) -> None:
         """Let worker processes go."""
         if self._own_set is not None:
             self._own_set.close()
 
-    def _measured(self, network: SiameseNetwork) -> Iterator[tuple[str, float]]:
+    def _measured(self, network: SiameseNetwork, autocast: bool) -> Iterator[tuple[str, float]]:
         own, beside = self.loader.labels, self._own_set
+
+        def features(loader: Loader) -> Tensor:
+            return encode(network, loader, "features", autocast=autocast)
+
         if own is None:
             assert beside is not None
-            query_QD, labels = encode(network, beside, "features"), _labels(beside)
+            query_QD, labels = features(beside), _labels(beside)
             yield "knn", knn_accuracy(query_QD, labels, query_QD, labels, leave_one_out=True, k=_voters(labels))
             return
-        features_ND = encode(network, self.loader, "features")
+        features_ND = features(self.loader)
         some = np.unique(np.linspace(0, len(own) - 1, min(len(own), _MOST)).round().astype(np.int64))
         some_SD = features_ND[torch.from_numpy(some).to(self.device)]
         if beside is None:
             labels = own[some]
             yield "knn", knn_accuracy(some_SD, labels, some_SD, labels, leave_one_out=True, k=_voters(labels))
             return
-        query_QD, labels = encode(network, beside, "features"), _labels(beside)
+        query_QD, labels = features(beside), _labels(beside)
         codes = _codes_like(self.loader, beside)
         yield "knn", knn_accuracy(query_QD, labels, features_ND, codes, k=_voters(codes))
         counts = np.unique(codes[some], return_counts=True)[1]

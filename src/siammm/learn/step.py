@@ -75,7 +75,8 @@ class Step:
         precision = config.optimisation.precision
         if precision == "auto":
             precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
-        self._autocast = precision == "bf16"
+        self.autocast = precision == "bf16"
+        """Whether the networks compute in bf16."""
         compiled = config.optimisation.compile
         self._compiled = device.type == "cuda" if compiled is None else compiled
         if self._compiled:
@@ -130,7 +131,7 @@ class Step:
         encoder = self.network.momentum_encoder or self.network.encoder
         for part in _parts(batch, self.config.optimisation.accumulate):
             x_1, x_2 = self.loader.views(part, self.config.run.random_state, epoch)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
                 # Not by calling it: this is done once, which does not pay for compiling.
                 target_1, target_2 = encoder.forward(x_1), encoder.forward(x_2)
             self._remember(part.position_B, target_1, target_2)
@@ -162,7 +163,7 @@ class Step:
             x_1, x_2 = self._views(part, self.config.run.random_state, self._epoch)
             if self.device.type == "cuda":
                 x_1, x_2 = (x.to(memory_format=torch.channels_last) for x in (x_1, x_2))
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
                 predictions, (target_1, target_2) = self._embedded(x_1, x_2, self._noise(part.position_B))
             loss = self._loss(
                 self.config.objective,
