@@ -12,6 +12,7 @@ from siammm.learn import losses
 from siammm.learn.clustering import Clustering
 from siammm.learn.networks import Predictions
 from siammm.learn.objective import Company, batch_loss
+from siammm.learn.step import freshly_compiled
 from siammm.presets import PRESETS
 
 N, K, B, D = 40, 7, 12, 16
@@ -110,6 +111,25 @@ def test_every_objective_compiles_in_one_graph(name: str) -> None:
         return loss.total, loss.instance, loss.cluster, *(nothing if g is None else g for g in gradients)
 
     torch.compiler.reset()
-    compiled = found(torch.compile(batch_loss, backend="aot_eager", fullgraph=True, dynamic=False))
-    for own, expected in zip(compiled, found(batch_loss), strict=True):
-        torch.testing.assert_close(own, expected)
+    own = found(torch.compile(batch_loss, backend="aot_eager", fullgraph=True, dynamic=False))
+    for value, expected in zip(own, found(batch_loss), strict=True):
+        torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_many_runs_in_one_process_are_all_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch gives up on code that was compiled eight times."""
+    from torch._dynamo.utils import counters
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **more: compile_(function, backend="eager", **more))
+    objective, settings = PRESETS["cifar"].objective, PRESETS["cifar"].clustering
+    torch.compiler.reset()
+    counters.clear()
+    for k in range(7, 19):
+        tables = Clustering(k, N, D, torch.device("cpu"), objective=objective, settings=settings, seed=0)
+        v_1, v_2, *targets = (torch.randn(B, D) for _ in range(4))
+        freshly_compiled(batch_loss)(
+            objective, Predictions(v_1, v_2, v_1, v_2, None), tuple(targets), torch.arange(B), [tables], clustered=True
+        )
+    assert counters["frames"]["ok"] == counters["frames"]["total"] == 12

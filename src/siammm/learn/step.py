@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,7 +82,7 @@ class Step:
         self._compiled = device.type == "cuda" if compiled is None else compiled
         if self._compiled:
             _keep_compiled()
-        self._views: Any = torch.compile(loader.views, dynamic=False) if self._compiled else loader.views
+        self._views: Any = freshly_compiled(loader.views) if self._compiled else loader.views
         fuses = config.optimisation.fused
         if fuses is None:
             fuses = device.type == "cuda" and world_size() == 1 and norm_kernels.available()
@@ -100,7 +101,7 @@ class Step:
         # The loss is a hundred operations on a few thousand numbers: compiled, a dozen kernels. Not where its sizes
         # change from epoch to epoch, which would be compiled anew, nor where ranks talk within it.
         compiles_loss = self._compiled and world_size() == 1 and not changing
-        self._loss: Any = torch.compile(batch_loss, dynamic=False) if compiles_loss else batch_loss
+        self._loss: Any = freshly_compiled(batch_loss) if compiles_loss else batch_loss
         # Where the momentum encoder works beside the online one: what either leaves idle, the other uses.
         self._beside: torch.cuda.Stream | None = None
         if self._captures and network.momentum_encoder is not None:
@@ -298,6 +299,19 @@ def _convolutions_tried() -> Iterator[None]:
         yield
     finally:
         cudnn.benchmark = before
+
+
+def freshly_compiled(function: Any) -> Any:
+    """The function or method, to be compiled for the sizes it meets, with code of its own.
+
+    torch counts how often code was compiled anew and gives up after eight times, for good: as many runs of different
+    sizes in one process would be enough.
+    """
+    plain = getattr(function, "__func__", function)
+    own = types.FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__, closure=plain.__closure__)
+    own.__defaults__, own.__kwdefaults__ = plain.__defaults__, plain.__kwdefaults__
+    bound = types.MethodType(own, function.__self__) if hasattr(function, "__self__") else own
+    return torch.compile(bound, dynamic=False)
 
 
 def _keep_compiled() -> None:
