@@ -32,7 +32,6 @@ import step_variants
 from siammm.bench import clock
 from siammm.bench.workload import Workload, image_size
 from siammm.config import TrainConfig
-from siammm.learn import step as step_module
 from siammm.learn.from_settings import build_network
 from siammm.presets import PRESETS, with_settings
 from sweep import fresh, fresh_question
@@ -126,7 +125,7 @@ def phases(load: Workload) -> Iterator[None]:
         (step, "_views", "views"),
         (step, "_online", "online forward"),
         (training.network, "targets", "targets"),
-        (step_module, "batch_loss", "loss"),
+        (step, "_loss", "loss"),
         (torch.Tensor, "backward", "backward"),
         (step, "_remember", "bank"),
         (training.optimiser, "step", "optimiser"),

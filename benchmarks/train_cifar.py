@@ -85,7 +85,10 @@ def split(folder: Path, *, validation: bool) -> tuple[Source, np.ndarray, Source
 
 @torch.no_grad()
 def with_clean_statistics(network: SiameseNetwork, loader: Loader) -> SiameseNetwork:
-    """A copy whose BatchNorm statistics are those of the images as they are: training left those of augmented views."""
+    """A copy whose backbones have the BatchNorm statistics of the images as they are, not those of augmented views.
+
+    For features alone: the heads have none.
+    """
     network = copy.deepcopy(network).eval()
     for norm in network.modules():
         if isinstance(norm, _BatchNorm):
@@ -165,7 +168,10 @@ def main() -> None:
         found |= {name: getattr(scores, name) for name in names}
         found["k_curve"] = [row.get("n_clusters") for row in training.metrics]
     args.output.mkdir(parents=True, exist_ok=True)
-    name = "-".join([args.recipe, str(args.epochs), str(args.seed), *args.set])
+    chosen = [args.recipe, str(args.epochs), str(args.seed), *(pair.replace("/", "_") for pair in args.set)]
+    chosen += [args.preset] if args.preset != "cifar" else []
+    chosen += [f"full-views-after-{args.full_views_after}"] if args.full_views_after < 1 else []
+    name = "-".join([*chosen, *(["validation"] if args.validation else [])])
     (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))
     if args.keep:
         kept: dict[str, Any] = {

@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from siammm.bench.workload import Workload
+from siammm.presets import PRESETS, with_settings
 
 CONV = "sm90_xmma_{}_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64_warpgroupsize1x1x1_g1"
 
@@ -40,3 +44,13 @@ def profile_step(monkeypatch: pytest.MonkeyPatch) -> Any:
 )
 def test_the_kind_of_a_kernel(profile_step: Any, name: str, kind: str) -> None:
     assert profile_step.kind_of(name) == kind
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_every_phase_of_a_step_is_seen(profile_step: Any) -> None:
+    settings = {"backbone": "conv-small", "image_size": 8, "augmentation": "32", "batch_size": 8, "merge": "none"}
+    config = with_settings(PRESETS["cifar"], **settings, hidden_dim=16, embedding_dim=8, n_components=4)
+    load = Workload(config, torch.device("cpu"), n_images=32)
+    with profile_step.phases(load):
+        profile = profile_step.profiled(lambda: load.advance(1, clustered=True), load.device)
+    assert {name for _, _, name in profile_step.spans(profile)} == set(profile_step.PHASES) - {"rest"}

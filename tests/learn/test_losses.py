@@ -609,6 +609,10 @@ def test_relative_concentrations_keep_the_type_and_cut_the_gradient() -> None:
         ),
         (lambda p: losses.contrastive_instance_loss(p.v_1, p.v_2, p.v_1m, p.v_2m, 0.0), "temperature is 0.0"),
         (
+            lambda p: losses.contrastive_instance_loss(p.v_1, p.v_2, p.v_1m, p.v_2m, torch.ones(3)),
+            "temperature has the shape .3,., but it is one number",
+        ),
+        (
             lambda p: losses.assignment_weights(p.weight_NH, -1.0),
             "temperature is -1.0, but it must be a number above 0",
         ),

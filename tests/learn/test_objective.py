@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from siammm.learn import losses
+from siammm.learn import losses, step
 from siammm.learn.clustering import Clustering
 from siammm.learn.networks import Predictions
 from siammm.learn.objective import Company, batch_loss
 from siammm.learn.step import freshly_compiled
 from siammm.presets import PRESETS
+from tests.learn.small_runs import prepared, small_config
 
 N, K, B, D = 40, 7, 12, 16
 
@@ -114,6 +116,32 @@ def test_every_objective_compiles_in_one_graph(name: str) -> None:
     own = found(torch.compile(batch_loss, backend="aot_eager", fullgraph=True, dynamic=False))
     for value, expected in zip(own, found(batch_loss), strict=True):
         torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks", "expected"),
+    [
+        ({"compile": True}, 1, True),
+        ({"compile": False}, 1, False),
+        ({}, 1, False),  # a CPU
+        ({"compile": True}, 2, False),
+        ({"compile": True, "cluster_loss": "nce-centroids"}, 1, False),  # K changes by merging
+        ({"compile": True, "cluster_loss": "nce-centroids", "merge": "none"}, 1, True),
+    ],
+)
+def test_the_loss_is_compiled_where_its_sizes_stay(
+    settings: dict[str, Any], ranks: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **more: lambda *args, **kwargs: function(*args, **kwargs))
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **more: None)
+    training = prepared(small_config(epochs=1))
+    monkeypatch.setattr(step, "world_size", lambda: ranks)
+    monkeypatch.setattr(step, "_parallel", lambda network, device: network)
+    made = step.Step(
+        small_config(epochs=1, **settings), training.network, training.optimiser, training.loader, training.bank,
+        training.clusterings, training.device,
+    )  # fmt: skip
+    assert (made._loss is not batch_loss) == expected
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

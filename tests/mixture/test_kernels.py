@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -38,39 +38,35 @@ def test_another_number_of_components_does_not_compile_again() -> None:
         assert all(p.do_not_specialize for p in counts), kernel.__name__
 
 
-def of_chip(chip: str, d: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
-    """The two kernels that fill the chip, with the types of their arguments and the tiles chosen for it."""
+def check_fits(chip: str, d: int) -> None:
+    """The two kernels that fill a chip, compiled for it with the tiles that are chosen there."""
     capability, room = CHIPS[chip]
-    nearest = kernels.nearest_tiles(d, capability // 10, room)
-    distances = kernels.distance_tiles(d, capability // 10, room)
+    generation, width = capability // 10, kernels.triton.next_power_of_2(d)
+    nearest = kernels.nearest_tiles(d, generation, room)
+    distances = kernels.distance_tiles(d, generation, room)
     assert nearest is not None
     assert distances is not None
     numbers = dict.fromkeys(("n", "k", "first_component", "n_tiles"), "i32")
-    whole = kernels.triton.next_power_of_2(d)
-    fixed = {
-        "D": d, "BLOCK_D": whole, "EVEN_D": whole == d, "BULK_COPY": False, "CANDIDATES": 8, "DEPTH": 3,
-        "HAS_BIAS": False, "TILE_BITS": 11, "LEAST": -3.0e38,
+    bulk_copy = generation >= 9 and d % 16 == 0
+    rows, columns, side = nearest["BLOCK_N"], nearest["BLOCK_K"], distances["BLOCK"]
+    propose = {
+        "D": d, "BLOCK_D": width, "EVEN_D": width == d, "BULK_COPY": bulk_copy, "CANDIDATES": 8, "DEPTH": 3,
+        "HAS_BIAS": True, "TILE_BITS": 11, "LEAST": -3.0e38, **nearest,
     }  # fmt: skip
-    return [
-        (
-            kernels._propose,
-            {**numbers, "x_ptr": "*fp16", "w_tiles": "*fp16", "b_ptr": "*fp16", "candidate_ptr": "*i32"},
-            fixed | nearest,
-        ),
+    tiles = f"tensordesc<fp16[{columns},{width}]>" if bulk_copy else "*fp16"
+    for kernel, types, settings, shape in (
+        (kernels._propose, {"x_ptr": "*fp16", "w_tiles": tiles, "candidate_ptr": "*i32"}, propose, (rows, columns)),
         (
             kernels._distance_sums,
-            {**numbers, "mu_ptr": "*fp16", "partial_ptr": "*fp64"},
-            {"D": d, "BLOCK_D": whole} | distances,
+            {"mu_ptr": "*fp16", "partial_ptr": "*fp64"},
+            {"D": d, "BLOCK_D": width, **distances},
+            (side, side),
         ),
-    ]
-
-
-def check_fits(chip: str, d: int) -> None:
-    capability, room = CHIPS[chip]
-    for kernel, types, settings in of_chip(chip, d):
+    ):
         options = {name: settings.pop(name) for name in ("num_warps", "num_stages")}
-        taken = compiled(kernel, types, settings, capability=capability, **options).metadata.shared
-        assert 0 < taken <= room, kernel.__name__
+        taken = compiled(kernel, numbers | types, settings, capability=capability, **options).metadata.shared
+        expected = kernels._shared_bytes(d, *shape, options["num_stages"], generation)
+        assert 0 < taken <= expected <= room, kernel.__name__
 
 
 @needs_a_compiler
@@ -98,26 +94,49 @@ def test_tiles_are_those_that_were_measured_on_an_h200() -> None:
     assert kernels.distance_tiles(256, 9, 232_448) == {"BLOCK": 128, "num_warps": 8, "num_stages": 2}
 
 
+class Properties(NamedTuple):
+    shared_memory_per_block_optin: int
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], room: int) -> None:
+    """A GPU of these properties, as far as the choice of a backend looks."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties(room))
+
+
+def chosen(requested: neighbours.Backend, d: int) -> str:
+    return neighbours.choose_backend(requested, torch.device("cuda"), torch.float32, d=d, k=1000, n_neighbours=5)
+
+
 @pytest.mark.parametrize(
-    ("chip", "d", "backend"),
-    [
-        ((9, 232_448), 1024, "triton"),
-        ((8, 101_376), 512, "triton"),
-        ((8, 101_376), 1024, "torch"),
-        ((7, 0), 64, "torch"),
-    ],
+    ("capability", "room", "most"),
+    [((9, 0), 232_448, 1024), ((8, 0), 166_912, 1024), ((8, 9), 101_376, 512), ((7, 5), 65_536, 0)],
 )
 def test_what_does_not_fit_a_gpu_is_left_to_torch(
-    chip: tuple[int, int], d: int, backend: str, monkeypatch: pytest.MonkeyPatch
+    capability: tuple[int, int], room: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setattr(kernels, "_chip", lambda device: chip)
-    monkeypatch.setattr(kernels, "available", lambda: True)
-    gpu = torch.device("cuda")
-    assert neighbours.choose_backend("auto", gpu, torch.float32, d=d, k=1000, n_neighbours=5) == backend
-    if backend == "torch":
-        with pytest.raises(InputError, match="small GPU"):
-            neighbours.choose_backend("triton", gpu, torch.float32, d=d, k=1000, n_neighbours=5)
+    pretend(monkeypatch, capability, room)
+    for d in (15, 16, 100, 256, 512, 513, 1024, 1025):
+        assert chosen("auto", d) == ("triton" if 16 <= d <= most else "torch"), d
+    said = f"takes 16 to {most} features here" if most else "needs a GPU of NVIDIA's Ampere generation or later"
+    with pytest.raises(InputError, match=said):
+        chosen("triton", most + 1)
+
+
+def test_a_gpu_without_triton_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, (9, 0), 232_448)
+    monkeypatch.setattr(kernels, "triton", None)
+    assert chosen("auto", 256) == chosen("torch", 256) == "torch"
+    with pytest.raises(InputError, match="needs Triton and a CUDA device"):
+        chosen("triton", 256)
+
+
+def test_a_gpu_of_amd_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, (9, 4), 65_536)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert chosen("auto", 64) == "torch"
 
 
 def problem(n: int, k: int, d: int) -> tuple[torch.Tensor, torch.Tensor]:

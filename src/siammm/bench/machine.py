@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from siammm.bench.clock import median_seconds
+from siammm.precision import has_bf16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ def network_precision(device: torch.device, asked: str = "auto") -> str:
     """What the step takes for ``precision="auto"`` on this device."""
     if asked != "auto":
         return asked
-    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    return "bf16" if has_bf16(device) else "fp32"
 
 
 def peak_flops(device: torch.device, precision: str, *, seconds: float = 1.0, side: int | None = None) -> float:

@@ -26,6 +26,7 @@ from siammm.data.randomness import permutation
 from siammm.data.source import Source
 from siammm.errors import InputError
 from siammm.evaluate.linear import Labels, check_classes, numbered_together, top_accuracies
+from siammm.precision import has_bf16
 
 Channels = tuple[float, float, float]
 
@@ -154,10 +155,9 @@ def frozen(backbone: nn.Module, device: torch.device) -> Iterator[Callable[[Tens
 
 def rows(backbone: nn.Module, x_B3SS: Tensor) -> Tensor:
     """A backbone's features (B, F) in single precision; computed in bf16 on a GPU that has it."""
-    on_gpu = x_B3SS.is_cuda
-    if on_gpu:
+    if x_B3SS.is_cuda:
         x_B3SS = x_B3SS.to(memory_format=torch.channels_last)
-    with torch.autocast(x_B3SS.device.type, torch.bfloat16, enabled=on_gpu and torch.cuda.is_bf16_supported()):
+    with torch.autocast(x_B3SS.device.type, torch.bfloat16, enabled=has_bf16(x_B3SS.device)):
         # Not by calling it: a module that training compiled would be compiled again for every size of batch.
         feature_BF = backbone.forward(x_B3SS)
     if not isinstance(feature_BF, Tensor) or feature_BF.ndim != 2 or feature_BF.shape[0] != x_B3SS.shape[0]:

@@ -96,6 +96,8 @@ def contrastive_instance_loss(
     """
     if not isinstance(temperature, Tensor):
         check_positive("temperature", temperature)
+    elif temperature.ndim:
+        raise InputError(f"temperature has the shape {tuple(temperature.shape)}, but it is one number; give a scalar.")
     return _contrast(v_1, v_2m, temperature, all_gather) + _contrast(v_2, v_1m, temperature, all_gather)
 
 

@@ -33,6 +33,7 @@ from siammm.learn.networks import Predictions, SiameseNetwork
 from siammm.learn.objective import Company, batch_loss
 from siammm.learn.optim import along_cosine, momentum_at
 from siammm.learn.queue import Queue
+from siammm.precision import has_bf16
 
 # The operations on whole lists of tensors have no types.
 _torch = cast(Any, torch)
@@ -67,15 +68,15 @@ class Step:
         self._epoch = torch.zeros((), dtype=torch.int64, device=device)
         self._rate = torch.zeros((), device=device)
         self._momentum = torch.zeros((), dtype=_widest(device), device=device)
-        warms = objective.contrastive_temperature_end is not None
-        self._temperature = torch.zeros((), device=device) if warms else None
+        changes = objective.contrastive_temperature_end is not None
+        self._temperature = torch.zeros((), device=device) if changes else None
         self._failed = torch.zeros((), device=device)
         self.totals = torch.zeros(len(_TOTALS), dtype=_widest(device), device=device)
         for group in optimiser.param_groups:
             group["lr"] = self._rate
         precision = config.optimisation.precision
         if precision == "auto":
-            precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+            precision = "bf16" if has_bf16(device) else "fp32"
         self.autocast = precision == "bf16"
         """Whether the networks compute in bf16."""
         compiled = config.optimisation.compile

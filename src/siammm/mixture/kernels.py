@@ -18,7 +18,6 @@ from __future__ import annotations
 
 # Triton's own types do not describe what its compiler accepts, so its names are Any here, also in annotations.
 # pyright: basic, reportInvalidTypeForm=false
-import functools
 import importlib
 import os
 from typing import Any
@@ -36,7 +35,9 @@ try:
 except ImportError:  # pragma: no cover - Triton comes with torch on Linux; elsewhere the torch backend serves
     triton = None
 
-MAX_DIMENSIONS = 1024
+# Rows are padded to one of these widths.
+_WIDTHS = (16, 32, 64, 128, 256, 512, 1024)
+MAX_DIMENSIONS = _WIDTHS[-1]
 # Beyond this, four of a row's H best share a bucket too often.
 MAX_NEIGHBOURS = 8
 
@@ -48,15 +49,22 @@ _LEAST = -3.0e38
 
 
 def available() -> bool:
-    """Whether the kernels can run in this process."""
-    return triton is not None and (torch.cuda.is_available() or _interpreted())
+    """Whether the kernels can run in this process; AMD's GPUs, which torch calls cuda too, have not been tried."""
+    return triton is not None and torch.version.hip is None and (torch.cuda.is_available() or _interpreted())
+
+
+def most_dimensions(device: torch.device) -> int:
+    """How many dimensions the kernels take on this device; 0 where they do not run."""
+    if not available():
+        return 0
+    if device.type != "cuda":
+        return MAX_DIMENSIONS
+    return max((d for d in _WIDTHS if nearest_tiles(d, *_chip(device)) is not None), default=0)
 
 
 def supports(d: int, n_neighbours: int, device: torch.device) -> bool:
     """Whether the kernels are exact, and fit on this device's chip, for these sizes."""
-    if not (16 <= d <= MAX_DIMENSIONS and n_neighbours <= MAX_NEIGHBOURS):
-        return False
-    return device.type != "cuda" or nearest_tiles(d, *_chip(device)) is not None
+    return _WIDTHS[0] <= d <= most_dimensions(device) and n_neighbours <= MAX_NEIGHBOURS
 
 
 def _interpreted() -> bool:
@@ -235,17 +243,14 @@ def distance_tiles(d: int, generation: int, room: int) -> dict[str, Any] | None:
 def _shared_bytes(d: int, rows: int, columns: int, stages: int, generation: int) -> int:
     """What Triton takes at most: rows in sixteen bits, and the tiles they meet, of which Ampere holds one fewer."""
     tiles = stages if generation >= 9 else max(1, stages - 1)
-    return 2 * triton.next_power_of_2(d) * (rows + tiles * columns) + 1024
+    return 2 * min(width for width in _WIDTHS if width >= d) * (rows + tiles * columns) + 1024
 
 
-@functools.cache
 def _chip(device: torch.device) -> tuple[int, int]:
     """The generation of a GPU (8 is Ampere, 9 Hopper), and the shared memory that a program may take: 0 before Ampere.
 
-    Products of sixteen bits are compiled into slow ones there; and AMD's GPUs have not been tried.
+    Products of sixteen bits are compiled into slow ones there.
     """
-    if torch.version.hip is not None:
-        return 0, 0
     generation = torch.cuda.get_device_capability(device)[0]
     room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     return generation, room if generation >= 8 else 0

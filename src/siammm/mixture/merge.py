@@ -242,7 +242,7 @@ def nearest_others(centre_KD: Tensor, *, unit: bool) -> tuple[Tensor, Tensor]:
 
 def _sum_of_distances(centre_KD: Tensor, *, unit: bool) -> Tensor:
     k, d = centre_KD.shape
-    if unit and centre_KD.is_cuda and kernels.available() and kernels.supports(d, 2, centre_KD.device):
+    if unit and centre_KD.is_cuda and kernels.supports(d, 2, centre_KD.device):
         return kernels.sum_of_distances(centre_KD)
     dtype = torch.float32 if centre_KD.device.type == "mps" or k > 4096 else torch.float64
     x_KD = centre_KD.to(dtype)

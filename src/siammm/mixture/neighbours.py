@@ -36,7 +36,7 @@ def choose_backend(
     """The fastest way that is exact on this device for these sizes, or the one asked for if it can run here."""
     fits = kernels.supports(d, n_neighbours, device)
     if requested == "auto":
-        if device.type == "cuda" and kernels.available() and dtype == torch.float32 and fits:
+        if device.type == "cuda" and dtype == torch.float32 and fits:
             return "triton"
         if device.type == "cpu" and dtype == torch.float32 and eightbit.available() and d >= 64 and k >= 256:
             return "low-precision"
@@ -44,10 +44,12 @@ def choose_backend(
     if requested == "triton" and not kernels.available():
         raise InputError("backend='triton' needs Triton and a CUDA device (or TRITON_INTERPRET=1); use backend='auto'.")
     if requested == "triton" and not fits:
+        most = kernels.most_dimensions(device)
+        if not most:
+            raise InputError("backend='triton' needs a GPU of NVIDIA's Ampere generation or later; use backend='auto'.")
         raise InputError(
-            f"backend='triton' takes 16 to {kernels.MAX_DIMENSIONS} features (fewer on a small GPU) and at most "
-            f"{kernels.MAX_NEIGHBOURS} neighbours, but X has {d} features and n_neighbours is {n_neighbours}; use "
-            "backend='auto'."
+            f"backend='triton' takes 16 to {most} features here and at most {kernels.MAX_NEIGHBOURS} neighbours, but X "
+            f"has {d} features and n_neighbours is {n_neighbours}; use backend='auto'."
         )
     return requested
 
