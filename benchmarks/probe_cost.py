@@ -21,6 +21,7 @@ from siammm.data.sources import open_source
 from siammm.learn.loop import Training
 from siammm.presets import PRESETS, with_settings
 from sweep import fresh_question
+from train_cifar import given
 
 MEASURED = 10
 """How often in a run, by default."""
@@ -32,14 +33,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=record.RESULTS)
     parser.add_argument("--preset", choices=PRESETS, default="cifar")
     parser.add_argument("--epochs", type=int, default=12, help="of the short run; clusters count in the second half")
-    parser.add_argument("--set", nargs="*", default=[], help="settings as name=value, with whole numbers or words")
+    parser.add_argument("--set", nargs="*", default=[], help="settings as name=value")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    settings: dict[str, Any] = {"epochs": args.epochs, "probe": str(args.data / "test.npz"), "probe_every": 2}
-    settings["cluster_after"] = 0.5
-    for pair in args.set:
-        name, value = pair.split("=", 1)
-        settings[name] = int(value) if value.isdigit() else value
+    settings: dict[str, Any] = {"epochs": args.epochs, "probe_every": 2, "cluster_after": 0.5}
+    settings["probe"] = str(args.data / "test.npz")
+    settings |= given(args.set)
     whole = PRESETS[args.preset].optimisation.epochs
     training = Training(
         with_settings(PRESETS[args.preset], **settings), open_source(args.data / "train.npz"), torch.device(args.device)

@@ -32,9 +32,10 @@ import gpu_state
 import record
 import step_variants
 from siammm.bench import clock, images
-from siammm.bench.machine import network_precision, peak_flops
+from siammm.bench.machine import peak_flops
 from siammm.bench.workload import Workload, flops_per_image
 from siammm.learn.networks import build_backbone
+from siammm.precision import network_precision
 from siammm.presets import PRESETS, with_settings
 from sweep import Sweep, fresh_question, tell
 

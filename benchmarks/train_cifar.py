@@ -73,6 +73,18 @@ class Lines(Silent):
             training.step._warm.clear()
 
 
+def given(pairs: list[str]) -> dict[str, Any]:
+    """Settings as name=value; a value is JSON, or else a word."""
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, value = pair.split("=", 1)
+        try:
+            settings[name] = json.loads(value)
+        except ValueError:
+            settings[name] = value
+    return settings
+
+
 def split(folder: Path, *, validation: bool) -> tuple[Source, np.ndarray, Source, np.ndarray]:
     train, test = np.load(folder / "train.npz"), np.load(folder / "test.npz")
     x, y = train["images"], train["labels"]
@@ -126,12 +138,7 @@ def main() -> None:
     args = parser.parse_args()
     method, changes = RECIPES[args.recipe]
     settings = changes | {"epochs": args.epochs, "random_state": args.seed}
-    for pair in args.set:
-        name, value = pair.split("=", 1)
-        try:
-            settings[name] = json.loads(value)
-        except ValueError:
-            settings[name] = value
+    settings |= given(args.set)
     # The objective alone: everything is trained with the preset's optimisation.
     preset = with_method(PRESETS[args.preset], method, recipe=False)
     config = with_settings(preset, data=str(args.data), **settings)

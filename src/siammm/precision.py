@@ -1,8 +1,17 @@
-"""Which number format a device is fast in."""
+"""Which number format networks compute in."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
+
+
+def network_precision(device: torch.device, asked: Literal["auto", "bf16", "fp32"] = "auto") -> Literal["bf16", "fp32"]:
+    """What is asked for; for auto, bf16 on a GPU that has it and fp32 elsewhere."""
+    if asked != "auto":
+        return asked
+    return "bf16" if has_bf16(device) else "fp32"
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from siammm.bench.clock import median_seconds
-from siammm.precision import has_bf16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +53,6 @@ def cpu_name() -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine() or "CPU"
-
-
-def network_precision(device: torch.device, asked: str = "auto") -> str:
-    """What the step takes for ``precision="auto"`` on this device."""
-    if asked != "auto":
-        return asked
-    return "bf16" if has_bf16(device) else "fp32"
 
 
 def peak_flops(device: torch.device, precision: str, *, seconds: float = 1.0, side: int | None = None) -> float:

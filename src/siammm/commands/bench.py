@@ -19,7 +19,7 @@ from rich.table import Table
 
 import siammm
 from siammm.bench import references
-from siammm.bench.machine import Machine, described, help_seconds, network_precision
+from siammm.bench.machine import Machine, described, help_seconds
 from siammm.bench.measure import Figures, measure
 from siammm.bench.references import Reference, number, rate, references_for, share
 from siammm.config import BenchConfig, PresetName, TrainConfig
@@ -27,6 +27,7 @@ from siammm.errors import InputError
 from siammm.learn import distributed
 from siammm.learn.run import write_whole
 from siammm.mixture.checks import check_at_least, check_number
+from siammm.precision import network_precision
 from siammm.presets import PRESETS, with_settings
 
 # Of the time, what goes into the machine's peak.

@@ -33,7 +33,7 @@ from siammm.learn.networks import Predictions, SiameseNetwork
 from siammm.learn.objective import Company, batch_loss
 from siammm.learn.optim import along_cosine, momentum_at
 from siammm.learn.queue import Queue
-from siammm.precision import has_bf16
+from siammm.precision import network_precision
 
 # The operations on whole lists of tensors have no types.
 _torch = cast(Any, torch)
@@ -74,10 +74,7 @@ class Step:
         self.totals = torch.zeros(len(_TOTALS), dtype=_widest(device), device=device)
         for group in optimiser.param_groups:
             group["lr"] = self._rate
-        precision = config.optimisation.precision
-        if precision == "auto":
-            precision = "bf16" if has_bf16(device) else "fp32"
-        self.autocast = precision == "bf16"
+        self.autocast = network_precision(device, config.optimisation.precision) == "bf16"
         """Whether the networks compute in bf16."""
         compiled = config.optimisation.compile
         self._compiled = device.type == "cuda" if compiled is None else compiled
