@@ -35,6 +35,7 @@ from siammm.learn.loop import Silent, Training
 from siammm.learn.networks import SiameseNetwork
 from siammm.learn.progress import described
 from siammm.learn.results import save_network
+from siammm.learn.step import freshly_compiled
 from siammm.methods import METHODS, with_method
 from siammm.presets import PRESETS, check_settings, with_settings
 
@@ -51,11 +52,11 @@ RECIPES: dict[str, tuple[MethodName, dict[str, Any]]] = {
 
 
 class Lines(Silent):
-    """One line an epoch, with the time; and from some epoch on, views as large as the images: an experiment."""
+    """One line an epoch, with the time; and views that grow as training goes on: an experiment."""
 
-    def __init__(self, full_views_after: float) -> None:
+    def __init__(self, sizes: list[tuple[int, float]]) -> None:
         self._start = time.monotonic()
-        self._full_views_after = full_views_after
+        self._sizes = sizes
         self._training: Training | None = None
 
     def began(self, training: Training) -> None:
@@ -65,12 +66,15 @@ class Lines(Silent):
         print(f"{time.monotonic() - self._start:7.1f} s  epoch {row['epoch']}: {described(row)}", flush=True)
         training = self._training
         assert training is not None
-        if row["epoch"] == int(self._full_views_after * training.config.optimisation.epochs):
-            config = with_settings(training.config, view_size=None)
-            training.loader.view_settings = training_views(config, training.clean_view.size)
-            # The captured step is one for views of the old size.
-            training.step._graphs.clear()
-            training.step._warm.clear()
+        for (_, until), (size, _) in itertools.pairwise(self._sizes):
+            if row["epoch"] == int(until * training.config.optimisation.epochs):
+                config = with_settings(training.config, view_size=size)
+                training.loader.view_settings = training_views(config, training.clean_view.size)
+                # The captured step is one for views of the old size.
+                if training.step._compiled:
+                    training.step._views = freshly_compiled(training.loader.views)
+                training.step._graphs.clear()
+                training.step._warm.clear()
 
 
 def given(pairs: list[str]) -> dict[str, Any]:
@@ -125,10 +129,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--validation", action="store_true")
     parser.add_argument(
-        "--full-views-after",
-        type=float,
-        default=1.0,
-        help="share of the epochs after which views have the images' size",
+        "--view-sizes",
+        nargs="*",
+        default=[],
+        help="sizes of views as size:share, each until that share of the epochs is over; the last until 1",
     )
     parser.add_argument("--set", nargs="*", default=[], help="settings as name=value")
     parser.add_argument("--output", type=Path, required=True)
@@ -139,6 +143,9 @@ def main() -> None:
     method, changes = RECIPES[args.recipe]
     settings = changes | {"epochs": args.epochs, "random_state": args.seed}
     settings |= given(args.set)
+    sizes = [(int(size), float(until)) for size, until in (pair.split(":") for pair in args.view_sizes)]
+    if sizes:
+        settings["view_size"] = sizes[0][0]
     # The objective alone: everything is trained with the preset's optimisation.
     preset = with_method(PRESETS[args.preset], method, recipe=False)
     config = with_settings(preset, data=str(args.data), **settings)
@@ -146,13 +153,13 @@ def main() -> None:
     source, labels, other, other_labels = split(args.data, validation=args.validation)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     started = time.monotonic()
-    training = Training(config, source, device, listener=Lines(args.full_views_after))
+    training = Training(config, source, device, listener=Lines(sizes))
     trained = training.run()
     seconds = time.monotonic() - started
     held = open_loader(other, (training.clean_view, training.clean_view), device, seed=0)
     found: dict[str, Any] = {
         "recipe": args.recipe, "settings": settings, "validation": args.validation,
-        "full_views_after": args.full_views_after, "seconds": round(seconds, 1),
+        "view_sizes": args.view_sizes, "seconds": round(seconds, 1),
         "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),
         "effective_rank": round(training.metrics[-1]["effective_rank"], 1),
         "judged": "a tenth of the training images" if args.validation else "the test images",
@@ -177,7 +184,7 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     chosen = [args.recipe, str(args.epochs), str(args.seed), *(pair.replace("/", "_") for pair in args.set)]
     chosen += [args.preset] if args.preset != "cifar" else []
-    chosen += [f"full-views-after-{args.full_views_after}"] if args.full_views_after < 1 else []
+    chosen += [pair.replace(":", "_until_") for pair in args.view_sizes]
     name = "-".join([*chosen, *(["validation"] if args.validation else [])])
     (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))
     if args.keep:
