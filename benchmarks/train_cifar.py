@@ -22,13 +22,14 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import record
+from many_views import step_of
 from siammm.config import MethodName
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source, open_source
 from siammm.evaluate.clustering import clustering_scores
 from siammm.evaluate.knn import knn_accuracy
 from siammm.evaluate.linear import linear_accuracy
-from siammm.learn import run
+from siammm.learn import loop, run
 from siammm.learn.encode import Output, encode
 from siammm.learn.from_settings import training_views
 from siammm.learn.loop import Silent, Training
@@ -134,6 +135,7 @@ def main() -> None:
         default=[],
         help="sizes of views as size:share, each until that share of the epochs is over; the last until 1",
     )
+    parser.add_argument("--views", type=int, default=2, help="views of an image in a step")
     parser.add_argument("--set", nargs="*", default=[], help="settings as name=value")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument(
@@ -153,13 +155,15 @@ def main() -> None:
     source, labels, other, other_labels = split(args.data, validation=args.validation)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     started = time.monotonic()
+    if args.views > 2:
+        loop.Step = step_of(args.views)
     training = Training(config, source, device, listener=Lines(sizes))
     trained = training.run()
     seconds = time.monotonic() - started
     held = open_loader(other, (training.clean_view, training.clean_view), device, seed=0)
     found: dict[str, Any] = {
         "recipe": args.recipe, "settings": settings, "validation": args.validation,
-        "view_sizes": args.view_sizes, "seconds": round(seconds, 1),
+        "view_sizes": args.view_sizes, "views": args.views, "seconds": round(seconds, 1),
         "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),
         "effective_rank": round(training.metrics[-1]["effective_rank"], 1),
         "judged": "a tenth of the training images" if args.validation else "the test images",
@@ -184,6 +188,7 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     chosen = [args.recipe, str(args.epochs), str(args.seed), *(pair.replace("/", "_") for pair in args.set)]
     chosen += [args.preset] if args.preset != "cifar" else []
+    chosen += [f"{args.views}-views"] if args.views > 2 else []
     chosen += [pair.replace(":", "_until_") for pair in args.view_sizes]
     name = "-".join([*chosen, *(["validation"] if args.validation else [])])
     (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))
