@@ -10,16 +10,14 @@ DATA is a folder with train.npz and test.npz. Figures are of the last epoch; tes
 from __future__ import annotations
 
 import argparse
-import copy
-import itertools
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 import record
 from many_views import step_of
@@ -31,12 +29,9 @@ from siammm.evaluate.knn import knn_accuracy
 from siammm.evaluate.linear import linear_accuracy
 from siammm.learn import loop, run
 from siammm.learn.encode import Output, encode
-from siammm.learn.from_settings import training_views
 from siammm.learn.loop import Silent, Training
-from siammm.learn.networks import SiameseNetwork
 from siammm.learn.progress import described
 from siammm.learn.results import save_network
-from siammm.learn.step import freshly_compiled
 from siammm.methods import METHODS, with_method
 from siammm.presets import PRESETS, check_settings, with_settings
 
@@ -53,11 +48,11 @@ RECIPES: dict[str, tuple[MethodName, dict[str, Any]]] = {
 
 
 class Lines(Silent):
-    """One line an epoch, with the time; and views that grow as training goes on: an experiment."""
+    """One line an epoch, with the time; and now and then how well it goes, for runs that a limit may end early."""
 
-    def __init__(self, sizes: list[tuple[int, float]]) -> None:
+    def __init__(self, looks: Callable[[Training], str] | None) -> None:
         self._start = time.monotonic()
-        self._sizes = sizes
+        self._looks = looks
         self._training: Training | None = None
 
     def began(self, training: Training) -> None:
@@ -67,15 +62,8 @@ class Lines(Silent):
         print(f"{time.monotonic() - self._start:7.1f} s  epoch {row['epoch']}: {described(row)}", flush=True)
         training = self._training
         assert training is not None
-        for (_, until), (size, _) in itertools.pairwise(self._sizes):
-            if row["epoch"] == int(until * training.config.optimisation.epochs):
-                config = with_settings(training.config, view_size=size)
-                training.loader.view_settings = training_views(config, training.clean_view.size)
-                # The captured step is one for views of the old size.
-                if training.step._compiled:
-                    training.step._views = freshly_compiled(training.loader.views)
-                training.step._graphs.clear()
-                training.step._warm.clear()
+        if self._looks is not None and row["epoch"] % max(1, training.config.optimisation.epochs // 10) == 0:
+            print(f"           {self._looks(training)}", flush=True)
 
 
 def given(pairs: list[str]) -> dict[str, Any]:
@@ -100,27 +88,6 @@ def split(folder: Path, *, validation: bool) -> tuple[Source, np.ndarray, Source
     return open_source(x), y, open_source(test["images"]), test["labels"]
 
 
-@torch.no_grad()
-def with_clean_statistics(network: SiameseNetwork, loader: Loader) -> SiameseNetwork:
-    """A copy whose backbones have the BatchNorm statistics of the images as they are, not those of augmented views.
-
-    For features alone: the heads have none.
-    """
-    network = copy.deepcopy(network).eval()
-    for norm in network.modules():
-        if isinstance(norm, _BatchNorm):
-            norm.reset_running_stats()
-            norm.momentum = None  # the mean of all batches
-            norm.train()
-    for _, x in loader.clean(0, loader.n_images):
-        if x.is_cuda:
-            x = x.to(memory_format=torch.channels_last)
-        for encoder in (network.encoder, network.momentum_encoder):
-            if encoder is not None:
-                encoder.features(x)
-    return network.eval()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
@@ -129,12 +96,6 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--validation", action="store_true")
-    parser.add_argument(
-        "--view-sizes",
-        nargs="*",
-        default=[],
-        help="sizes of views as size:share, each until that share of the epochs is over; the last until 1",
-    )
     parser.add_argument("--views", type=int, default=2, help="views of an image in a step")
     parser.add_argument("--set", nargs="*", default=[], help="settings as name=value")
     parser.add_argument("--output", type=Path, required=True)
@@ -145,9 +106,6 @@ def main() -> None:
     method, changes = RECIPES[args.recipe]
     settings = changes | {"epochs": args.epochs, "random_state": args.seed}
     settings |= given(args.set)
-    sizes = [(int(size), float(until)) for size, until in (pair.split(":") for pair in args.view_sizes)]
-    if sizes:
-        settings["view_size"] = sizes[0][0]
     # The objective alone: everything is trained with the preset's optimisation.
     preset = with_method(PRESETS[args.preset], method, recipe=False)
     config = with_settings(preset, data=str(args.data), **settings)
@@ -157,23 +115,30 @@ def main() -> None:
     started = time.monotonic()
     if args.views > 2:
         loop.Step = step_of(args.views)
-    training = Training(config, source, device, listener=Lines(sizes))
+
+    def judges(training: Training) -> Loader:
+        return open_loader(other, (training.clean_view, training.clean_view), device, seed=0)
+
+    def looked(training: Training) -> str:
+        bank, query = (encode(training.network, loader, "features") for loader in (training.loader, judges(training)))
+        return f"kNN so far {knn_accuracy(query, other_labels, bank, labels, k=200, temperature=0.1):.4f}"
+
+    # Test images are looked at once, at the end.
+    training = Training(config, source, device, listener=Lines(looked if args.validation else None))
     trained = training.run()
     seconds = time.monotonic() - started
-    held = open_loader(other, (training.clean_view, training.clean_view), device, seed=0)
+    held = judges(training)
     found: dict[str, Any] = {
         "recipe": args.recipe, "settings": settings, "validation": args.validation,
-        "view_sizes": args.view_sizes, "views": args.views, "seconds": round(seconds, 1),
+        "views": args.views, "seconds": round(seconds, 1),
         "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),
         "effective_rank": round(training.metrics[-1]["effective_rank"], 1),
         "judged": "a tenth of the training images" if args.validation else "the test images",
         **record.circumstances(),
     }  # fmt: skip
     outputs: dict[str, Output] = {"online": "features", "momentum": "momentum features"}
-    networks = {"": trained.network, "_clean_statistics": with_clean_statistics(trained.network, training.loader)}
-    for (statistics, network), (name, output) in itertools.product(networks.items(), outputs.items()):
-        bank, query = encode(network, training.loader, output), encode(network, held, output)
-        name += statistics
+    for name, output in outputs.items():
+        bank, query = encode(trained.network, training.loader, output), encode(trained.network, held, output)
         found[f"knn_{name}"] = knn_accuracy(query, other_labels, bank, labels, k=200, temperature=0.1)
         found[f"knn20_{name}"] = knn_accuracy(query, other_labels, bank, labels, k=20, temperature=0.07)
         if args.epochs >= 50 and output == "features":
@@ -189,7 +154,6 @@ def main() -> None:
     chosen = [args.recipe, str(args.epochs), str(args.seed), *(pair.replace("/", "_") for pair in args.set)]
     chosen += [args.preset] if args.preset != "cifar" else []
     chosen += [f"{args.views}-views"] if args.views > 2 else []
-    chosen += [pair.replace(":", "_until_") for pair in args.view_sizes]
     name = "-".join([*chosen, *(["validation"] if args.validation else [])])
     (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))
     if args.keep:

@@ -20,9 +20,7 @@ COLUMNS = {
     "kNN, k = 20": "knn20_online",
     "kNN of the momentum encoder": "knn_momentum",
     "linear": "linear_online",
-    "kNN with clean statistics": "knn_online_clean_statistics",
-    "kNN, k = 20, with clean statistics": "knn20_online_clean_statistics",
-    "linear with clean statistics": "linear_online_clean_statistics",
+    "kNN with clean statistics": "knn_online_clean_statistics",  # in some trials
     "effective rank": "effective_rank",
     "K": "n_clusters",
     "AMI": "ami",
@@ -79,8 +77,14 @@ The runs, and their settings beside those of the preset:
 
 def _name(run: dict[str, Any]) -> str:
     """The recipe, and what the command changed of it."""
-    changed = run["command"].partition(" --set ")[2].partition(" --")[0].split()
-    return ", ".join([run["recipe"], *(pair.replace("=", " ").replace("_", " ") for pair in changed)])
+    words = [run["recipe"]]
+    for flag in run["command"].split(" --")[1:]:
+        name, *values = flag.split()
+        if name == "set":
+            words += [pair.replace("=", " ").replace("_", " ") for pair in values]
+        elif name not in ("recipe", "epochs", "seed", "validation", "keep"):
+            words.append(" ".join([name.replace("-", " "), *values]))
+    return ", ".join(words)
 
 
 def _curve(counts: list[int | None]) -> str:
