@@ -1,6 +1,7 @@
 """An experiment: more than two views of an image in a step, each compared with the mean of the others.
 
-The compute of a step is that of its views; the mean of several targets is a steadier target than one.
+The compute of a step is that of its views; the mean of several targets is a steadier target than one. The rate is one
+for 256 images: with half the images a step it must be twice as high to be the same.
 
 Legend:  V views, B images of a batch, D dimensions.
 """

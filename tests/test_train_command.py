@@ -55,6 +55,7 @@ FLAGS = [
     "--predictor-norm",
     "--predictor-noise",
     "--no-momentum-encoder",
+    "--momentum-norm",
     "--no-zero-init-residual",
     "--instance-loss",
     "--cluster-loss",

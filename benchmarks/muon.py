@@ -1,0 +1,88 @@
+"""An experiment: Muon for the convolutions, LARS for everything else.
+
+Where LARS scales a layer's gradient to a share of its weight, Muon first makes it orthogonal: all directions of a layer
+move alike, not only those in which gradients are large. A step is a share of the weight here too, so that one rate
+serves both. Not tried on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from siammm.learn.networks import SiameseNetwork
+from siammm.learn.optim import LARS
+
+# The polynomial that Newton and Schulz's iteration is run with, as Muon's authors chose it: quick, not exact.
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_ITERATIONS = 5
+
+
+class Muon(torch.optim.Optimizer):
+    """``share`` times the rate is how far a convolution moves in a step, as a share of its own size."""
+
+    def __init__(
+        self, network: SiameseNetwork, lr: float, *, weight_decay: float, momentum: float, share: float
+    ) -> None:
+        backbone = list(network.encoder.backbone.parameters())
+        convolutions = [p for p in backbone if p.ndim == 4]
+        known = {id(p) for p in convolutions}
+        rest = [p for p in network.parameters() if p.requires_grad and id(p) not in known]
+        self._others = LARS(
+            [
+                {"params": [p for p in rest if p.ndim > 1], "weight_decay": weight_decay},
+                {"params": [p for p in rest if p.ndim <= 1], "weight_decay": 0.0, "excluded": True},
+            ],
+            lr,
+            momentum=momentum,
+        )
+        super().__init__([{"params": convolutions, "momentum": momentum}], {"lr": lr})
+        self._share = share
+        for p in convolutions:
+            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        self.param_groups += self._others.param_groups  # the same: a rate that is set is set for both
+        # Matrices of one shape are worked on together.
+        self._alike: dict[tuple[int, int], list[Tensor]] = {}
+        for p in convolutions:
+            self._alike.setdefault((p.shape[0], p[0].numel()), []).append(p)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Move the parameters one step, unless ``found_inf`` holds 1."""
+        failed: Tensor = self.found_inf  # pyright: ignore[reportAttributeAccessIssue] - the step sets it
+        self._others.found_inf = failed  # pyright: ignore[reportAttributeAccessIssue]
+        self._others.step()
+        group = self.param_groups[0]
+        for params in self._alike.values():
+            grads = torch.stack([_rows(p.grad) for p in params if p.grad is not None])
+            buffers = torch.stack([_rows(self.state[p]["momentum_buffer"]) for p in params])
+            buffers = group["momentum"] * buffers + grads
+            moves = _orthogonal(grads + group["momentum"] * buffers)
+            weights = torch.stack([_rows(p) for p in params])
+            size, moved = (torch.linalg.vector_norm(m, dim=(1, 2), keepdim=True) for m in (weights, moves))
+            weights = weights - group["lr"] * self._share * size * moves / moved.clamp_min(1e-9)
+            for p, weight, buffer in zip(params, weights, buffers, strict=True):
+                for old, new in ((p, weight), (self.state[p]["momentum_buffer"], buffer)):
+                    out, channels, height, width = old.shape
+                    new = new.view(out, height, width, channels).permute(0, 3, 1, 2)
+                    old.copy_(torch.where(failed > 0, old, new))
+
+
+def _rows(weight: Tensor | None) -> Tensor:
+    """A convolution's weight as a matrix, a row for each channel that it makes; no copy where channels are last."""
+    assert weight is not None
+    return weight.permute(0, 2, 3, 1).reshape(weight.shape[0], -1)
+
+
+def _orthogonal(moves: Tensor) -> Tensor:
+    """The nearest matrices of the shape whose rows, or columns if these are fewer, are orthogonal: about."""
+    x = moves.bfloat16()
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
+    x = x / torch.linalg.vector_norm(x.float(), dim=(1, 2), keepdim=True).clamp_min(1e-9).bfloat16()
+    for _ in range(_ITERATIONS):
+        square = x @ x.mT
+        x = _A * x + (_B * square + _C * square @ square) @ x
+    return (x.mT if tall else x).float()
