@@ -24,7 +24,14 @@ class Muon(torch.optim.Optimizer):
     """``share`` times the rate is how far a convolution moves in a step, as a share of its own size."""
 
     def __init__(
-        self, network: SiameseNetwork, lr: float, *, weight_decay: float, momentum: float, share: float
+        self,
+        network: SiameseNetwork,
+        lr: float,
+        *,
+        weight_decay: float,
+        momentum: float,
+        trust_coefficient: float,
+        share: float,
     ) -> None:
         backbone = list(network.encoder.backbone.parameters())
         convolutions = [p for p in backbone if p.ndim == 4]
@@ -37,6 +44,7 @@ class Muon(torch.optim.Optimizer):
             ],
             lr,
             momentum=momentum,
+            trust_coefficient=trust_coefficient,
         )
         super().__init__([{"params": convolutions, "momentum": momentum}], {"lr": lr})
         self._share = share
@@ -47,27 +55,46 @@ class Muon(torch.optim.Optimizer):
         self._alike: dict[tuple[int, int], list[Tensor]] = {}
         for p in convolutions:
             self._alike.setdefault((p.shape[0], p[0].numel()), []).append(p)
+        # The longest first.
+        self._alike = dict(sorted(self._alike.items(), key=lambda item: -(item[0][0] ** 2) * item[0][1] * len(item[1])))
+        self._streams = [torch.cuda.Stream() for _ in range(4)] if convolutions[0].is_cuda else []
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Move the parameters one step, unless ``found_inf`` holds 1."""
         failed: Tensor = self.found_inf  # pyright: ignore[reportAttributeAccessIssue] - the step sets it
         self._others.found_inf = failed  # pyright: ignore[reportAttributeAccessIssue]
+        if not self._streams:
+            for params in self._alike.values():
+                self._move(params, failed)
+            self._others.step()
+            return
+        # Most of these products are too small for a GPU: side by side they take as long as the longest.
+        here = torch.cuda.current_stream()
+        for number, params in enumerate(self._alike.values()):
+            stream = self._streams[number % len(self._streams)]
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                self._move(params, failed)
         self._others.step()
+        for stream in self._streams:
+            here.wait_stream(stream)
+
+    def _move(self, params: list[Tensor], failed: Tensor) -> None:
+        """One step of matrices of one shape."""
         group = self.param_groups[0]
-        for params in self._alike.values():
-            grads = torch.stack([_rows(p.grad) for p in params if p.grad is not None])
-            buffers = torch.stack([_rows(self.state[p]["momentum_buffer"]) for p in params])
-            buffers = group["momentum"] * buffers + grads
-            moves = _orthogonal(grads + group["momentum"] * buffers)
-            weights = torch.stack([_rows(p) for p in params])
-            size, moved = (torch.linalg.vector_norm(m, dim=(1, 2), keepdim=True) for m in (weights, moves))
-            weights = weights - group["lr"] * self._share * size * moves / moved.clamp_min(1e-9)
-            for p, weight, buffer in zip(params, weights, buffers, strict=True):
-                for old, new in ((p, weight), (self.state[p]["momentum_buffer"], buffer)):
-                    out, channels, height, width = old.shape
-                    new = new.view(out, height, width, channels).permute(0, 3, 1, 2)
-                    old.copy_(torch.where(failed > 0, old, new))
+        grads = torch.stack([_rows(p.grad) for p in params if p.grad is not None])
+        buffers = torch.stack([_rows(self.state[p]["momentum_buffer"]) for p in params])
+        buffers = group["momentum"] * buffers + grads
+        moves = _orthogonal(grads + group["momentum"] * buffers)
+        weights = torch.stack([_rows(p) for p in params])
+        size, moved = (torch.linalg.vector_norm(m, dim=(1, 2), keepdim=True) for m in (weights, moves))
+        weights = weights - group["lr"] * self._share * size * moves / moved.clamp_min(1e-9)
+        for p, weight, buffer in zip(params, weights, buffers, strict=True):
+            for old, new in ((p, weight), (self.state[p]["momentum_buffer"], buffer)):
+                out, channels, height, width = old.shape
+                new = new.view(out, height, width, channels).permute(0, 3, 1, 2)
+                old.copy_(torch.where(failed > 0, old, new))
 
 
 def _rows(weight: Tensor | None) -> Tensor:
@@ -84,5 +111,6 @@ def _orthogonal(moves: Tensor) -> Tensor:
     x = x / torch.linalg.vector_norm(x.float(), dim=(1, 2), keepdim=True).clamp_min(1e-9).bfloat16()
     for _ in range(_ITERATIONS):
         square = x @ x.mT
-        x = _A * x + (_B * square + _C * square @ square) @ x
+        polynomial = torch.baddbmm(square, square, square, beta=_B, alpha=_C)
+        x = torch.baddbmm(x, polynomial, x, beta=_A)
     return (x.mT if tall else x).float()

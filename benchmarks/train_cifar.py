@@ -118,9 +118,7 @@ def main() -> None:
     if args.views > 2:
         loop.Step = step_of(args.views)
     if args.muon:
-        loop.build_optimiser = lambda name, network, *, trust_coefficient, **settings: Muon(
-            network, share=args.muon, **settings
-        )
+        loop.build_optimiser = lambda name, network, **settings: Muon(network, share=args.muon, **settings)
 
     def judges(training: Training) -> Loader:
         return open_loader(other, (training.clean_view, training.clean_view), device, seed=0)
