@@ -1,4 +1,4 @@
-"""An experiment: Muon for the convolutions, LARS for everything else.
+"""An experiment: Muon for the convolutions, and for the matrices of the heads if wanted; LARS for everything else.
 
 Where LARS scales a layer's gradient to a share of its weight, Muon first makes it orthogonal: all directions of a layer
 move alike, not only those in which gradients are large. A step is a share of the weight here too, so that one rate
@@ -21,7 +21,7 @@ _ITERATIONS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """``share`` times the rate is how far a convolution moves in a step, as a share of its own size."""
+    """``share`` times the rate is how far a matrix moves in a step, as a share of its own size."""
 
     def __init__(
         self,
@@ -32,10 +32,11 @@ class Muon(torch.optim.Optimizer):
         momentum: float,
         trust_coefficient: float,
         share: float,
+        heads: bool,
     ) -> None:
-        backbone = list(network.encoder.backbone.parameters())
-        convolutions = [p for p in backbone if p.ndim == 4]
-        known = {id(p) for p in convolutions}
+        part = network if heads else network.encoder.backbone
+        matrices = [p for p in part.parameters() if p.requires_grad and p.ndim in (2, 4)]
+        known = {id(p) for p in matrices}
         rest = [p for p in network.parameters() if p.requires_grad and id(p) not in known]
         self._others = LARS(
             [
@@ -46,18 +47,18 @@ class Muon(torch.optim.Optimizer):
             momentum=momentum,
             trust_coefficient=trust_coefficient,
         )
-        super().__init__([{"params": convolutions, "momentum": momentum}], {"lr": lr})
+        super().__init__([{"params": matrices, "momentum": momentum}], {"lr": lr})
         self._share = share
-        for p in convolutions:
+        for p in matrices:
             self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         self.param_groups += self._others.param_groups  # the same: a rate that is set is set for both
         # Matrices of one shape are worked on together.
         self._alike: dict[tuple[int, int], list[Tensor]] = {}
-        for p in convolutions:
+        for p in matrices:
             self._alike.setdefault((p.shape[0], p[0].numel()), []).append(p)
         # The longest first.
         self._alike = dict(sorted(self._alike.items(), key=lambda item: -(item[0][0] ** 2) * item[0][1] * len(item[1])))
-        self._streams = [torch.cuda.Stream() for _ in range(4)] if convolutions[0].is_cuda else []
+        self._streams = [torch.cuda.Stream() for _ in range(4)] if matrices[0].is_cuda else []
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -92,15 +93,16 @@ class Muon(torch.optim.Optimizer):
         weights = weights - group["lr"] * self._share * size * moves / moved.clamp_min(1e-9)
         for p, weight, buffer in zip(params, weights, buffers, strict=True):
             for old, new in ((p, weight), (self.state[p]["momentum_buffer"], buffer)):
-                out, channels, height, width = old.shape
-                new = new.view(out, height, width, channels).permute(0, 3, 1, 2)
+                if old.ndim == 4:
+                    out, channels, height, width = old.shape
+                    new = new.view(out, height, width, channels).permute(0, 3, 1, 2)
                 old.copy_(torch.where(failed > 0, old, new))
 
 
 def _rows(weight: Tensor | None) -> Tensor:
-    """A convolution's weight as a matrix, a row for each channel that it makes; no copy where channels are last."""
+    """A weight as a matrix, a row for each channel that it makes; no copy where channels are last."""
     assert weight is not None
-    return weight.permute(0, 2, 3, 1).reshape(weight.shape[0], -1)
+    return weight if weight.ndim == 2 else weight.permute(0, 2, 3, 1).reshape(weight.shape[0], -1)
 
 
 def _orthogonal(moves: Tensor) -> Tensor:
