@@ -321,7 +321,8 @@ def _standing(
     if AFFINE:
         scale *= tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
         shift = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
-    offset, exists = _tile(tl.program_id(0) * BLOCK_R, column * 0, rows, channels, column, BLOCK_R, BLOCK_C)
+    group = tl.program_id(2)  # there is one
+    offset, exists = _tile(tl.program_id(0) * BLOCK_R, group, rows, channels, column, BLOCK_R, BLOCK_C)
     _write(x, y, residual, offset, exists, mean, scale, shift, RESIDUAL, RELU)
 
 
