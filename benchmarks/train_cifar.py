@@ -21,7 +21,6 @@ import torch
 
 import record
 from many_views import step_of
-from muon import Muon
 from siammm.config import MethodName
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source, open_source
@@ -31,6 +30,7 @@ from siammm.evaluate.linear import linear_accuracy
 from siammm.learn import loop, run
 from siammm.learn.encode import Output, encode
 from siammm.learn.loop import Silent, Training
+from siammm.learn.optim import build_optimiser
 from siammm.learn.progress import described
 from siammm.learn.results import save_network
 from siammm.methods import METHODS, with_method
@@ -98,8 +98,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--validation", action="store_true")
     parser.add_argument("--views", type=int, default=2, help="views of an image in a step")
-    parser.add_argument("--muon", type=float, help="Muon for convolutions, which move by this share of the rate")
-    parser.add_argument("--muon-heads", action="store_true", help="Muon for the matrices of the heads as well")
+    parser.add_argument("--muon-heads", action="store_true", help="with Muon: turn the matrices of the heads as well")
     parser.add_argument("--set", nargs="*", default=[], help="settings as name=value")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument(
@@ -118,10 +117,8 @@ def main() -> None:
     started = time.monotonic()
     if args.views > 2:
         loop.Step = step_of(args.views)
-    if args.muon:
-        loop.build_optimiser = lambda name, network, **settings: Muon(
-            network, share=args.muon, heads=args.muon_heads, **settings
-        )
+    if args.muon_heads:
+        loop.build_optimiser = lambda *given, **settings: build_optimiser(*given, **settings | {"turned": None})
 
     def judges(training: Training) -> Loader:
         return open_loader(other, (training.clean_view, training.clean_view), device, seed=0)
@@ -137,7 +134,7 @@ def main() -> None:
     held = judges(training)
     found: dict[str, Any] = {
         "recipe": args.recipe, "settings": settings, "validation": args.validation,
-        "views": args.views, "muon": args.muon, "muon_heads": args.muon_heads, "seconds": round(seconds, 1),
+        "views": args.views, "muon_heads": args.muon_heads, "seconds": round(seconds, 1),
         "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),
         "effective_rank": round(training.metrics[-1]["effective_rank"], 1),
         "judged": "a tenth of the training images" if args.validation else "the test images",
@@ -161,7 +158,7 @@ def main() -> None:
     chosen = [args.recipe, str(args.epochs), str(args.seed), *(pair.replace("/", "_") for pair in args.set)]
     chosen += [args.preset] if args.preset != "cifar" else []
     chosen += [f"{args.views}-views"] if args.views > 2 else []
-    chosen += [f"muon-{args.muon}{'-heads' * args.muon_heads}"] if args.muon else []
+    chosen += ["muon-heads"] if args.muon_heads else []
     name = "-".join([*chosen, *(["validation"] if args.validation else [])])
     (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))
     if args.keep:

@@ -304,20 +304,20 @@ class OptimisationConfig:
     accumulate: int = 1
     """Parts that a batch is worked through in, to save memory; BatchNorm and contrast see one part at a time."""
 
-    optimiser: Literal["lars", "sgd", "adamw"] = "lars"
-    """LARS as in the paper, SGD with momentum, or AdamW."""
+    optimiser: Literal["lars", "muon", "sgd", "adamw"] = "lars"
+    """LARS as in the paper, Muon for the backbone's matrices and LARS for the rest, SGD with momentum, or AdamW."""
 
     learning_rate: float = 2.0
     """Base rate, for 256 images a batch; it grows with the batch."""
 
     weight_decay: float = 1e-5
-    """Weight decay of all weights but biases and normalisations."""
+    """Weight decay of all weights but biases, normalisations, and matrices that Muon turns."""
 
     momentum: float = 0.9
-    """Momentum of LARS and SGD, and the first beta of AdamW."""
+    """Momentum of LARS, Muon and SGD, and the first beta of AdamW."""
 
     trust_coefficient: float = 0.001
-    """LARS: the size of a step of rate 1, as a share of the weight's own size."""
+    """LARS and Muon: the size of a step of rate 1, as a share of the weight's own size."""
 
     warmup_epochs: float = 10
     """Epochs over which the rate rises, at most half of all; then it falls to 0 along a cosine."""

@@ -318,6 +318,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "principal directions": {"concentration_dims": 4, "concentration": "closed-form"},
     "streaming": {"loader": "streaming", "workers": 0},
     "lars": {"optimiser": "lars", "learning_rate": 1.0},
+    "muon": {"optimiser": "muon", "learning_rate": 1.0},
     "adamw": {"optimiser": "adamw", "learning_rate": 1e-3},
     "simsiam": {"instance_loss": "simsiam"},
     "contrastive": {"instance_loss": "contrastive"},
@@ -346,7 +347,17 @@ def merged_in(training: Training, first: int, last: int) -> bool:
 
 
 # Each of these keeps a state of its own; the others differ from them by what is computed, not by what is kept.
-QUICK = ["as it comes", "accumulate", "principal directions", "streaming", "adamw", "clean", "reinitialised", "later"]
+QUICK = [
+    "as it comes",
+    "accumulate",
+    "principal directions",
+    "streaming",
+    "muon",
+    "adamw",
+    "clean",
+    "reinitialised",
+    "later",
+]
 
 
 @pytest.mark.parametrize(

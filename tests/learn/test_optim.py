@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from siammm.errors import InputError
 from siammm.learn.optim import LARS, build_optimiser, learning_rate, momentum_at, set_learning_rate
 
-NAMES = ["lars", "sgd", "adamw"]
+NAMES = ["lars", "muon", "sgd", "adamw"]
 
 
 def small(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -187,7 +187,7 @@ def test_state_can_be_saved_and_restored(name: str) -> None:
     check_same(*(snapshot(network, optimiser) for network, optimiser in zip(networks, optimisers, strict=True)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])  # what Muon turns keeps its size: see test_muon.py
 def test_only_weights_decay(name: str) -> None:
     network = small()
     for p in network[1].parameters():
@@ -217,10 +217,11 @@ def test_what_is_trained_is_taken_once() -> None:
     assert any(wide is p for p in groups[1]["params"])
 
 
-def test_a_grad_scaler_may_drive_lars() -> None:
+@pytest.mark.parametrize("name", ["lars", "muon"])
+def test_a_grad_scaler_may_drive_it(name: str) -> None:
     """The scale is taken off inside the step, and a step with infinite gradients is called off."""
     ours, theirs = small(), small()
-    optimiser, plain = (build_optimiser("lars", network, lr=0.1, weight_decay=1e-2) for network in (ours, theirs))
+    optimiser, plain = (build_optimiser(name, network, lr=0.1, weight_decay=1e-2) for network in (ours, theirs))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)  # pyright: ignore[reportPrivateImportUsage]
     x = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
     scaler.scale(ours(x).square().mean()).backward()
@@ -266,7 +267,7 @@ def test_mixed_memory_formats(name: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"name": "adam"}, "optimiser is 'adam', but it must be one of lars, sgd, adamw"),
+        ({"name": "adam"}, "optimiser is 'adam', but it must be one of lars, muon, sgd, adamw"),
         ({"lr": -1.0}, "lr is -1.0"),
         ({"lr": math.nan}, "lr is nan"),
         ({"lr": torch.ones(2)}, "shape"),

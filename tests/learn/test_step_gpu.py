@@ -92,6 +92,14 @@ def test_updates_by_kernels_train_as_torchs(monkeypatch: pytest.MonkeyPatch) -> 
     np.testing.assert_allclose(found, losses("cuda", optimiser="lars", learning_rate=0.1), atol=5e-3)
 
 
+def test_muon_turns_on_streams_of_a_captured_step_as_on_one() -> None:
+    settings: dict[str, Any] = {"optimiser": "muon", "learning_rate": 0.1}
+    found = losses("cuda", **settings)
+    np.testing.assert_allclose(found, losses("cuda", captured=False, **settings), atol=5e-3)
+    # One epoch: a GPU makes updates orthogonal in bf16.
+    np.testing.assert_allclose(losses("cuda", epochs=1, **settings), losses("cpu", epochs=1, **settings), atol=2e-2)
+
+
 def test_a_captured_step_in_parts_trains_as_an_uncaptured_one() -> None:
     settings = {"fused": True, "accumulate": 2}
     np.testing.assert_allclose(losses("cuda", **settings), losses("cuda", captured=False, **settings), atol=5e-3)

@@ -65,7 +65,7 @@ def test_on_a_gpu() -> None:
     other.load_state_dict(one.state_dict())
     rate = torch.tensor(0.3, device="cuda")
     optimisers: list[Any] = [build_optimiser("lars", model, lr=rate, weight_decay=1e-4) for model in (one, other)]
-    optimisers[1]._move_by_kernels = lambda found_inf: False
+    optimisers[1]._move_by_kernels = lambda *given: False
     # The last step is captured, and replayed with other gradients where it expects them.
     for step in range(4):
         torch.manual_seed(step)

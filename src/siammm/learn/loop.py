@@ -175,6 +175,7 @@ class Training:
             weight_decay=config.optimisation.weight_decay,
             momentum=config.optimisation.momentum,
             trust_coefficient=config.optimisation.trust_coefficient,
+            turned=self.network.encoder.backbone,
         )
         self.step = Step(config, self.network, self.optimiser, self.loader, self.bank, self.clusterings, device)
         self.epoch, self.step_in_epoch = 0, 0

@@ -1,0 +1,197 @@
+"""LARS: every layer moves by a share of its own size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from siammm.errors import InputError
+from siammm.learn import update_kernels
+from siammm.learn.update_kernels import LarsKernels
+
+# The operations on whole lists of tensors have no types.
+_torch = cast(Any, torch)
+
+# Whole numbers as wide as each floating-point type, to copy bits whatever they mean.
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+}
+
+
+class LARS(torch.optim.Optimizer):
+    """Layer-wise adaptive rates, in MoCo v3's order: decay, trust ratio, momentum, then the rate.
+
+    A weight's gradient (with decay) is rescaled to ``trust_coefficient`` times the weight's own norm; a weight or a
+    gradient of norm 0 is left as it is. A group with ``excluded=True`` gets neither decay nor rescaling, which makes it
+    SGD with momentum: meant for biases and the parameters of normalisations, all 1-D.
+
+    ``lr`` is a number, or a 0-d tensor on the parameters' device.
+    """
+
+    # The GradScaler then hands over its scale and verdict rather than reading them on the host.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor,
+        *,
+        weight_decay: float = 0.0,
+        momentum: float = 0.9,
+        trust_coefficient: float = 0.001,
+        excluded: bool = False,
+    ) -> None:
+        check_settings(lr, weight_decay, momentum)
+        if not trust_coefficient > 0:
+            raise InputError(f"trust_coefficient is {trust_coefficient!r}, but it must be above 0.")
+        settings = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "trust_coefficient": trust_coefficient,
+            "excluded": excluded,
+        }
+        super().__init__(params, settings)
+        for group in self.param_groups:
+            for p in group["params"]:
+                self._buffer(p)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Move the parameters one step, unless ``found_inf`` holds 1."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        grad_scale: Tensor | None = getattr(self, "grad_scale", None)
+        self._move_groups(self.param_groups, grad_scale, found_inf)
+        return loss
+
+    def _move_groups(
+        self, groups: Sequence[dict[str, Any]], grad_scale: Tensor | None, found_inf: Tensor | None
+    ) -> None:
+        """One step of these groups."""
+        if grad_scale is None and self._move_by_kernels(groups, found_inf):
+            return
+        for group in groups:
+            for params in by_kind(p for p in group["params"] if p.grad is not None):
+                self._move(params, group, grad_scale, found_inf)
+
+    def _move_by_kernels(self, groups: Sequence[dict[str, Any]], found_inf: Tensor | None) -> bool:
+        """One step of all parameters at once, where there are kernels for it; whether so."""
+        first = groups[0]
+        shared = ("lr", "momentum", "trust_coefficient")
+        if not all(_same(group[name], first[name]) for group in groups for name in shared):
+            return False
+        pairs = [(p, group) for group in groups for p in group["params"] if p.grad is not None]
+        params, grads = [p for p, _ in pairs], [p.grad for p, _ in pairs]
+        if not update_kernels.supports(params, grads):
+            return False
+        buffers = [self._buffer(p) for p in params]
+        if not update_kernels.supports(params, buffers):
+            return False
+        decays = [0.0 if group["excluded"] else float(group["weight_decay"]) for _, group in pairs]
+        scaled = [not group["excluded"] for _, group in pairs]
+        # By what they were made for: which parameters have gradients may change. A copy of the optimiser makes its own.
+        made: dict[Any, LarsKernels] = self.__dict__.setdefault("_kernels", {})
+        made_for = (params[0].device, *(p.numel() for p in params), *decays, *scaled)
+        if made_for not in made:
+            if update_kernels.capturing():  # making them copies from the host
+                return False
+            made[made_for] = LarsKernels(params, decays, scaled)
+        made[made_for](params, grads, buffers, found_inf=found_inf, **{name: first[name] for name in shared})
+        return True
+
+    def _buffer(self, p: Tensor) -> Tensor:
+        if "momentum_buffer" not in self.state[p]:  # a group that was added later
+            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        return self.state[p]["momentum_buffer"]
+
+    def _move(
+        self, params: list[Tensor], group: dict[str, Any], grad_scale: Tensor | None, found_inf: Tensor | None
+    ) -> None:
+        """One step of parameters of one type on one device."""
+        buffers = [self._buffer(p) for p in params]
+        updates = gradients(params, grad_scale)
+        if not group["excluded"]:
+            if group["weight_decay"]:
+                updates = _torch._foreach_add(updates, params, alpha=group["weight_decay"])
+            updates = _torch._foreach_mul(updates, _trust(params, updates, group["trust_coefficient"]))
+        # Written beside the old values, which stay until it is known whether the step counts.
+        new_buffers = _torch._foreach_add(updates, buffers, alpha=group["momentum"])
+        new_params = _torch._foreach_mul(new_buffers, _negative(group["lr"], params[0]))
+        _torch._foreach_add_(new_params, params)
+        replace([*params, *buffers], [*new_params, *new_buffers], found_inf)
+
+
+def check_settings(lr: float | Tensor, weight_decay: float, momentum: float) -> None:
+    """Refuse what no optimiser can be given."""
+    # A tensor's value is not read: it may be on a GPU, and it changes.
+    if isinstance(lr, Tensor):
+        if lr.ndim != 0:
+            raise InputError(f"lr is a tensor of shape {tuple(lr.shape)}, but it must be a number or a 0-d tensor.")
+    elif not 0 <= lr < math.inf:
+        raise InputError(f"lr is {lr!r}, but it must be a number of at least 0.")
+    if not 0 <= weight_decay < math.inf:
+        raise InputError(f"weight_decay is {weight_decay!r}, but it must be a number of at least 0.")
+    if not 0 <= momentum < 1:
+        raise InputError(f"momentum is {momentum!r}, but it must be at least 0 and below 1.")
+
+
+def by_kind(params: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Parameters sorted by device and type, as the grouped operations want them."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for p in params:
+        kinds.setdefault((p.device, p.dtype), []).append(p)
+    return list(kinds.values())
+
+
+def gradients(params: list[Tensor], grad_scale: Tensor | None) -> list[Tensor]:
+    """The gradients in the parameters' type, with a GradScaler's scale taken off."""
+    grads = [cast(Tensor, p.grad).to(p.dtype) for p in params]
+    if grad_scale is None:
+        return grads
+    return list(_torch._foreach_mul(grads, grad_scale.to(params[0].device).reciprocal().to(params[0].dtype)))
+
+
+def _trust(params: list[Tensor], updates: list[Tensor], coefficient: float) -> list[Tensor]:
+    """What each update is multiplied with, as 0-d tensors; 1 where either norm is 0."""
+    norm = torch.stack(_torch._foreach_norm(params))
+    update_norm = torch.stack(_torch._foreach_norm(updates))
+    known = (norm > 0) & (update_norm > 0)
+    ratio = torch.where(known, coefficient * norm / update_norm.where(known, 1.0), 1.0)
+    return list(ratio.to(params[0].dtype).unbind())
+
+
+def _same(one: float | Tensor, other: float | Tensor) -> bool:
+    """Whether two settings are one; the values of tensors may be on a GPU, and are not read."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return one is other
+    return one == other
+
+
+def _negative(lr: float | Tensor, like: Tensor) -> float | Tensor:
+    return -lr.to(like) if isinstance(lr, Tensor) else -lr
+
+
+def replace(old: list[Tensor], new: list[Tensor], found_inf: Tensor | None) -> None:
+    """Write the new values over the old ones, in place, unless ``found_inf`` holds 1."""
+    if found_inf is None:
+        _torch._foreach_copy_(old, new)
+        return
+    # On the bits as whole numbers a product with 0 is 0 even where the value is NaN, so that the old ones stay exactly.
+    bits = _BITS[old[0].dtype]
+    stays = (found_inf.to(old[0].device) != 0).to(bits)
+    old_bits = [tensor.view(bits) for tensor in old]
+    new_bits = [tensor.view(bits) for tensor in new]
+    _torch._foreach_mul_(old_bits, stays)
+    _torch._foreach_mul_(new_bits, 1 - stays)
+    _torch._foreach_add_(old_bits, new_bits)
