@@ -16,7 +16,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from torch import Tensor, nn
 
-from siammm.learn import update_kernels
+from siammm.learn import turn_kernels, update_kernels
+from siammm.learn.muon import Muon
 from siammm.learn.networks import Encoder, SiameseNetwork, projector
 from siammm.learn.optim import LARS, build_optimiser
 
@@ -94,6 +95,59 @@ for step in range(4):
     check(f"step {step} is {'called off' if step == 2 else 'taken'}", same == (step == 2))
 moved = [not torch.equal(p, q) for p, q in zip(by_kernels.encoder.parameters(), start, strict=False)]
 check("weights moved", all(moved))
+
+# Muon: convolutions in either layout, matrices that are tall, two of one shape, heads by LARS.
+for layout in (torch.channels_last, torch.contiguous_format):
+    by_kernels, by_torch = (network(0).to(memory_format=layout) for _ in range(2))  # pyright: ignore
+    optimisers = []
+    for model in (by_kernels, by_torch):
+        for turned in (None, model.encoder.backbone):
+            optimisers.append(
+                build_optimiser(
+                    "muon", model, lr=torch.tensor(0.3), weight_decay=0.01, trust_coefficient=0.05, turned=turned
+                )
+            )
+            for group in optimisers[-1].param_groups:
+                group["lr"] = optimisers[-1].param_groups[0]["lr"]
+    for whole in (0, 1):
+        one, other = optimisers[whole], optimisers[whole + 2]
+        other._move_by_kernels = other._turn_by_kernels = lambda *given: False
+        for step in range(4):
+            before = [p.detach().clone() for p in by_kernels.parameters()]
+            for model, optimiser in ((by_kernels, one), (by_torch, other)):
+                filled(model, step)
+                if step == 2:
+                    next(model.parameters()).grad.fill_(float("nan"))  # pyright: ignore
+                optimiser.found_inf = torch.tensor(1.0 if step == 2 else 0.0)
+                optimiser.param_groups[0]["lr"].fill_(0.3 / (1 + step))
+                optimiser.step()
+            what = f"Muon, {layout}, {('all', 'backbone')[whole]}, step {step}"
+            check(f"{what} used the kernels", bool(one._turn_kernels) and not hasattr(other, "_turn_kernels"))
+            pairs = list(zip(by_kernels.parameters(), by_torch.parameters(), strict=True))
+            check(f"{what}: weights", all(close(p, q) for p, q in pairs))
+            momenta = [[o.state[p]["momentum_buffer"] for p in m.parameters() if p.requires_grad]
+                       for o, m in ((one, by_kernels), (other, by_torch))]  # fmt: skip
+            check(f"{what}: momenta", all(close(b, c) for b, c in zip(*momenta, strict=True)))
+            same = all(torch.equal(p, q) for p, q in zip(by_kernels.parameters(), before, strict=True))
+            check(f"{what} is {'called off' if step == 2 else 'taken'}", same == (step == 2))
+alike = [nn.Parameter(torch.randn(8, 12)), nn.Parameter(torch.randn(12, 8)), nn.Parameter(torch.randn(8, 12))]
+alike += [nn.Parameter(torch.zeros(8, 12)), nn.Parameter(torch.randn(4, 6))]
+expected = copy.deepcopy(alike)
+for params in (alike, expected):
+    optimiser = Muon([{"params": params, "turned": True}], 0.3, trust_coefficient=0.05)
+    if params is expected:
+        optimiser._turn_by_kernels = lambda *given: False  # pyright: ignore
+    for number, p in enumerate(params):
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(number)) * (number != 2)
+    optimiser.step()
+    check("Muon used the kernels", ("_turn_kernels" in optimiser.__dict__) == (params is alike))
+check("matrices of one shape, one without gradient, one of zeros", all(map(close, alike, expected)))
+check("what is 0 stays 0", not alike[3].any())
+odd = nn.Parameter(torch.randn(6, 6))
+odd.grad = torch.randn(6, 6)
+Muon([{"params": [odd], "turned": True}], 0.3).step()
+check("sizes that are no whole eights are refused", not turn_kernels.supports([odd]))
+check("and columns that come first in memory", not turn_kernels.supports([torch.ones(8, 16).T]))
 
 # A weight of zeros and a gradient of zeros: SGD, whatever the norm of the other.
 for zero in ("weight", "gradient"):

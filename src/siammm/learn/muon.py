@@ -18,7 +18,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from siammm.learn import turn_kernels, update_kernels
 from siammm.learn.lars import LARS, by_kind, gradients, replace
+from siammm.learn.turn_kernels import TurnKernels
 
 # The operations on whole lists of tensors have no types.
 _torch = cast(Any, torch)
@@ -48,10 +50,36 @@ class Muon(LARS):
         for group in groups:
             if group["turned"]:
                 for params in by_kind(p for p in group["params"] if p.grad is not None):
-                    self._turn(params, group, grad_scale, found_inf)
+                    if grad_scale is not None or not self._turn_by_kernels(params, group, found_inf):
+                        self._turn(params, group, grad_scale, found_inf)
         rest = [group for group in groups if not group["turned"] and group["params"]]
         if rest:
             super()._move_groups(rest, grad_scale, found_inf)
+
+    def _turn_by_kernels(self, params: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> bool:
+        """One step of all matrices at once, where there are kernels for it; whether so."""
+        # Those of one shape side by side, the longest products first, so that none begins when the others are done.
+        params = sorted(params, key=_work)
+        grads, buffers = [cast(Tensor, p.grad) for p in params], [self._buffer(p) for p in params]
+        if not turn_kernels.supports(params, grads, buffers):
+            return False
+        made: dict[Any, TurnKernels] = self.__dict__.setdefault("_turn_kernels", {})
+        made_for = (params[0].device, *(p.shape for p in params))
+        if made_for not in made:
+            if update_kernels.capturing():  # making them copies from the host
+                return False
+            made[made_for] = TurnKernels(params)
+        made[made_for](
+            params,
+            grads,
+            buffers,
+            lambda stacks: _make_orthogonal(stacks, self._streams(params[0].device)),
+            lr=group["lr"],
+            momentum=group["momentum"],
+            reach=_reach(group),
+            found_inf=found_inf,
+        )
+        return True
 
     def _streams(self, device: torch.device) -> list[torch.cuda.Stream]:
         """The same in every step: each has a workspace of its own for products."""
@@ -68,10 +96,9 @@ class Muon(LARS):
         grads, momentum = gradients(params, grad_scale), group["momentum"]
         new_buffers = _torch._foreach_add(grads, buffers, alpha=momentum)
         # Nesterov's: the gradient counts once more than in the momentum.
-        moves = _orthogonal(_torch._foreach_add(grads, new_buffers, alpha=momentum), self._streams(params[0].device))
+        moves = _orthogonal(_torch._foreach_add(grads, new_buffers, alpha=momentum))
         size, length = (torch.stack(_torch._foreach_norm(tensors)) for tensors in (params, moves))
-        reach = group["trust_coefficient"] / math.sqrt(1 - momentum**2)
-        factor = -group["lr"] * reach * size / length.where(length > 0, 1.0)
+        factor = -group["lr"] * _reach(group) * size / length.where(length > 0, 1.0)
         new_params = _torch._foreach_mul(moves, list(factor.to(size.dtype).unbind()))
         _torch._foreach_add_(new_params, params)
         turned = torch.stack(_torch._foreach_norm(new_params))
@@ -86,47 +113,61 @@ def is_turned(p: Tensor) -> bool:
     return min(rows, columns) > 1 and not (p.ndim == 4 and p.shape[1] == 1) and bool(p.detach().any())
 
 
-def _orthogonal(updates: list[Tensor], streams: Sequence[torch.cuda.Stream]) -> list[Tensor]:
-    """The updates made orthogonal, in their own shapes and type."""
-    alike: dict[tuple[int, int], list[int]] = {}
-    for number, update in enumerate(updates):
-        alike.setdefault((update.shape[0], update[0].numel()), []).append(number)
-    # The longest first, so that none begins when the others are done.
-    shapes = sorted(alike, key=lambda shape: -len(alike[shape]) * math.prod(shape) * min(shape))
-    stacks = [torch.stack([_as_matrix(updates[number]) for number in alike[shape]]) for shape in shapes]
-    found: list[Tensor] = []
-    for number, stack_MRC in enumerate(stacks):
+def nearest_orthogonal(x_MRC: Tensor) -> Tensor:
+    """The nearest matrices whose rows, or columns if these are fewer, are orthogonal and of length 1: roughly.
+
+    Singular values end between about 0.7 and 1.2, but those that begin below a thousandth of the whole end smaller.
+    """
+    length = torch.linalg.vector_norm(x_MRC, dim=(1, 2), keepdim=True)
+    return _iterated(x_MRC / length.where(length > 0, 1.0))
+
+
+def _iterated(x_MRC: Tensor, out_MRC: Tensor | None = None) -> Tensor:
+    """Newton and Schulz's iteration on matrices of length 1."""
+    tall = x_MRC.shape[1] > x_MRC.shape[2]
+    for number in range(_ROUNDS):
+        square = x_MRC.mT @ x_MRC if tall else x_MRC @ x_MRC.mT
+        polynomial = torch.baddbmm(square, square, square, beta=_B, alpha=_C)
+        pair = (x_MRC, polynomial) if tall else (polynomial, x_MRC)
+        x_MRC = torch.baddbmm(x_MRC, *pair, beta=_A, out=out_MRC if number == _ROUNDS - 1 else None)
+    return x_MRC
+
+
+def _make_orthogonal(stacks: Sequence[tuple[Tensor, Tensor]], streams: Sequence[torch.cuda.Stream]) -> None:
+    """Write the orthogonal form of the first of each pair, of length 1, into the second."""
+    for number, (x_MRC, out_MRC) in enumerate(stacks):
         if not streams:
-            found.append(nearest_orthogonal(stack_MRC))
+            _iterated(x_MRC, out_MRC)
             continue
         stream = streams[number % len(streams)]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            found.append(nearest_orthogonal(stack_MRC))
+            _iterated(x_MRC, out_MRC)
     for stream in streams[: len(stacks)]:
         torch.cuda.current_stream().wait_stream(stream)
+
+
+def _orthogonal(updates: list[Tensor]) -> list[Tensor]:
+    """The updates made orthogonal, in their own shapes and type."""
+    alike: dict[tuple[int, int], list[int]] = {}
+    for number, update in enumerate(updates):
+        alike.setdefault((update.shape[0], update[0].numel()), []).append(number)
     moves: dict[int, Tensor] = {}
-    for shape, found_MRC in zip(shapes, found, strict=True):
-        moves |= zip(alike[shape], found_MRC, strict=True)
+    for numbers in alike.values():
+        found_MRC = nearest_orthogonal(torch.stack([_as_matrix(updates[number]) for number in numbers]))
+        moves |= zip(numbers, found_MRC, strict=True)
     return [_as_it_was(moves[number], update) for number, update in enumerate(updates)]
 
 
-def nearest_orthogonal(x_MRC: Tensor) -> Tensor:
-    """The nearest matrices whose rows, or columns if these are fewer, are orthogonal and of length 1: roughly.
+def _reach(group: dict[str, Any]) -> float:
+    """How far a matrix moves at a rate of 1, as a share of its size."""
+    return group["trust_coefficient"] / math.sqrt(1 - group["momentum"] ** 2)
 
-    Singular values end between about 0.7 and 1.2, but those that begin below a thousandth of the whole end smaller. On
-    a GPU it is done in bf16, which is as good for this.
-    """
-    x = x_MRC.bfloat16() if x_MRC.is_cuda else x_MRC
-    tall = x.shape[1] > x.shape[2]
-    x = x.mT if tall else x
-    length = torch.linalg.vector_norm(x_MRC, dim=(1, 2), keepdim=True)
-    x = x / length.where(length > 0, 1.0).to(x.dtype)
-    for _ in range(_ROUNDS):
-        square = x @ x.mT
-        polynomial = torch.baddbmm(square, square, square, beta=_B, alpha=_C)
-        x = torch.baddbmm(x, polynomial, x, beta=_A)
-    return (x.mT if tall else x).to(x_MRC.dtype, memory_format=torch.contiguous_format)
+
+def _work(p: Tensor) -> tuple[int, int, int]:
+    """By which matrices are sorted: the least to do last."""
+    rows, columns = p.shape[0], p[0].numel()
+    return -rows * columns * min(rows, columns), rows, columns
 
 
 def _as_matrix(update: Tensor) -> Tensor:
