@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,17 +21,15 @@ import numpy as np
 import torch
 
 import record
-from many_views import step_of
 from siammm.config import MethodName
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source, open_source
 from siammm.evaluate.clustering import clustering_scores
 from siammm.evaluate.knn import knn_accuracy
 from siammm.evaluate.linear import linear_accuracy
-from siammm.learn import loop, run
+from siammm.learn import run
 from siammm.learn.encode import Output, encode
 from siammm.learn.loop import Silent, Training
-from siammm.learn.optim import build_optimiser
 from siammm.learn.progress import described
 from siammm.learn.results import save_network
 from siammm.methods import METHODS, with_method
@@ -97,8 +96,6 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--validation", action="store_true")
-    parser.add_argument("--views", type=int, default=2, help="views of an image in a step")
-    parser.add_argument("--muon-heads", action="store_true", help="with Muon: turn the matrices of the heads as well")
     parser.add_argument("--set", nargs="*", default=[], help="settings as name=value")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument(
@@ -115,10 +112,6 @@ def main() -> None:
     source, labels, other, other_labels = split(args.data, validation=args.validation)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     started = time.monotonic()
-    if args.views > 2:
-        loop.Step = step_of(args.views)
-    if args.muon_heads:
-        loop.build_optimiser = lambda *given, **settings: build_optimiser(*given, **settings | {"turned": None})
 
     def judges(training: Training) -> Loader:
         return open_loader(other, (training.clean_view, training.clean_view), device, seed=0)
@@ -134,7 +127,7 @@ def main() -> None:
     held = judges(training)
     found: dict[str, Any] = {
         "recipe": args.recipe, "settings": settings, "validation": args.validation,
-        "views": args.views, "muon_heads": args.muon_heads, "seconds": round(seconds, 1),
+        "seconds": round(seconds, 1),
         "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),
         "effective_rank": round(training.metrics[-1]["effective_rank"], 1),
         "judged": "a tenth of the training images" if args.validation else "the test images",
@@ -155,10 +148,8 @@ def main() -> None:
         found |= {name: getattr(scores, name) for name in names}
         found["k_curve"] = [row.get("n_clusters") for row in training.metrics]
     args.output.mkdir(parents=True, exist_ok=True)
-    chosen = [args.recipe, str(args.epochs), str(args.seed), *(pair.replace("/", "_") for pair in args.set)]
+    chosen = [args.recipe, str(args.epochs), str(args.seed), *(re.sub(r"[^\w.-]", "-", pair) for pair in args.set)]
     chosen += [args.preset] if args.preset != "cifar" else []
-    chosen += [f"{args.views}-views"] if args.views > 2 else []
-    chosen += ["muon-heads"] if args.muon_heads else []
     name = "-".join([*chosen, *(["validation"] if args.validation else [])])
     (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))
     if args.keep:

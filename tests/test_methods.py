@@ -271,7 +271,6 @@ def test_the_command_starts_from_the_method_and_flags_win() -> None:
         ("pcl", {"more_components": (9, 0)}, "--more-components is 0, but it must be at least 1"),
         ("byol", {"queue_size": 9}, "--queue-size is 9, but only"),
         ("byol", {"contrastive_temperature_end": 1.0}, "--instance-loss cosine has no temperature; leave it out"),
-        ("simsiam", {"momentum_norm": "followed"}, "there is no momentum encoder that could follow; use batch"),
         ("moco-v3", {"contrastive_temperature_end": 0.0}, "--contrastive-temperature-end is 0.0, but it must be"),
         ("byol", {"momentum_encoder": False, "predictor_layers": 0}, "all images become one point"),
         ("simsiam", {"predictor_layers": 0}, "all images become one point"),

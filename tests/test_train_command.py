@@ -55,7 +55,6 @@ FLAGS = [
     "--predictor-norm",
     "--predictor-noise",
     "--no-momentum-encoder",
-    "--momentum-norm",
     "--no-zero-init-residual",
     "--instance-loss",
     "--cluster-loss",

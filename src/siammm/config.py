@@ -188,10 +188,6 @@ class NetworkConfig:
     momentum_encoder: bool = True
     """Whether a momentum encoder makes the targets; it does unless this flag is given, or the loss is simsiam."""
 
-    momentum_norm: Literal["batch", "followed"] = "batch"
-    """BatchNorm of the momentum encoder: by each batch's statistics, as in MoCo v3, or by those of the online encoder,
-    which it follows as it does the weights (EMAN)."""
-
     zero_init_residual: bool = True
     """Whether every residual block starts as the identity; it does unless this flag is given."""
 

@@ -154,8 +154,6 @@ def check_settings(config: TrainConfig) -> None:
             "Without a predictor and a momentum encoder both views are the same encoder's, and all images become one "
             "point; use --predictor-layers 2."
         )
-    if network.momentum_norm == "followed" and own_targets:
-        raise InputError("--momentum-norm is followed, but there is no momentum encoder that could follow; use batch.")
     if network.predictor_noise and not network.predictor_layers:
         raise InputError(
             f"--predictor-noise is {network.predictor_noise}, but --predictor-layers is 0, so nothing reads it; use 0."

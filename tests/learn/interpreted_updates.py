@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from siammm.learn import turn_kernels, update_kernels
+from siammm.learn.lars import LARS
 from siammm.learn.muon import Muon
 from siammm.learn.networks import Encoder, SiameseNetwork, projector
-from siammm.learn.optim import LARS, build_optimiser
+from siammm.learn.optim import build_optimiser
 
 torch.set_num_threads(1)
 failures: list[str] = []

@@ -49,27 +49,6 @@ def test_one_batch_of_two_views_is_two_batches(backbone: str) -> None:
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9, msg=name)
 
 
-def test_statistics_that_are_followed_serve_both_views() -> None:
-    plain = network("resnet18").double()
-    plain.follows_statistics = True
-    plain.train()
-    joined = copy.deepcopy(plain)
-    assert joined.fuse()
-    piece, batches = joined._fused["momentum_encoder"], []
-    joined._fused["momentum_encoder"] = lambda x, groups: (batches.append(len(x)), piece(x, groups))[1]
-    x_1, x_2 = torch.randn(2, 6, 3, 16, 16, dtype=torch.float64).unbind()
-    for _ in range(3):
-        targets = []
-        for model in (plain, joined):
-            found = model(x_1, x_2)
-            targets.append(torch.cat(model.targets(x_1, x_2, found.z_1, found.z_2)))
-            model.update_momentum(torch.tensor(0.5, dtype=torch.float64))
-        torch.testing.assert_close(*targets, rtol=1e-9, atol=1e-9)
-    assert batches == [12, 12, 12]
-    for (name, one), (_, two) in zip(plain.named_buffers(), joined.named_buffers(), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9, msg=name)
-
-
 def test_a_copy_has_layers_of_its_own() -> None:
     model = network("conv-small")
     assert model.fuse()

@@ -327,7 +327,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "contrastive_temperature": 0.2,
         "contrastive_temperature_end": 1.0,
     },
-    "followed statistics": {"momentum_norm": "followed"},
     "nce-centroids": {"cluster_loss": "nce-centroids", "n_negatives": 4},
     "nce-samples": {"cluster_loss": "nce-samples"},
     "clean": {"embeddings": "clean"},
@@ -546,7 +545,6 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "clean embeddings": {"embeddings": "clean"},
     "clusters later": {"cluster_after": 0.5},
     "predictor with a norm": {"predictor_norm": "plain"},
-    "followed statistics": {"momentum_norm": "followed"},
     "one layer": {"projector_layers": 1, "predictor_layers": 1},
     "bf16": {"precision": "bf16"},
     "colours": {"augmentation": "32"},
@@ -574,20 +572,6 @@ def test_every_switch_trains(name: str) -> None:
     if name == "merge none":
         assert [row["n_clusters"] for row in training.metrics] == [12, 12]
         assert training.clustering.n_components == 12
-
-
-def test_the_bank_is_filled_by_statistics_of_batches_also_where_they_are_followed() -> None:
-    batch, followed = (prepared(small_config(momentum_norm=norm)) for norm in ("batch", "followed"))
-    for training in (batch, followed):
-        training._fill_bank()
-    assert torch.equal(batch.bank.view_2ND, followed.bank.view_2ND)
-    online, own = batch.network.momentum_encoder, followed.network.momentum_encoder
-    assert online is not None
-    assert own is not None
-    assert online.training
-    assert not own.training
-    for one, two in zip(online.buffers(), own.buffers(), strict=True):
-        assert torch.equal(one, two)
 
 
 def test_a_literal_constant_concentration_is_the_mean_of_all() -> None:

@@ -14,14 +14,11 @@ from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predi
 from siammm.learn.optim import build_optimiser
 
 
-def small_network(
-    *, momentum: bool = True, with_predictor: bool = True, follows_statistics: bool = False, seed: int = 0
-) -> SiameseNetwork:
+def small_network(*, momentum: bool = True, with_predictor: bool = True, seed: int = 0) -> SiameseNetwork:
     torch.manual_seed(seed)
     backbone = build_backbone("conv-small", image_size=8)
     encoder = Encoder(backbone, projector(256, 32, 16))
-    head = predictor(16, 32) if with_predictor else None
-    return SiameseNetwork(encoder, head, momentum=momentum, follows_statistics=follows_statistics)
+    return SiameseNetwork(encoder, predictor(16, 32) if with_predictor else None, momentum=momentum)
 
 
 def views(n: int = 12, *, seed: int = 1) -> tuple[Tensor, Tensor]:
@@ -257,27 +254,6 @@ def test_each_encoder_keeps_its_own_statistics() -> None:
     assert not torch.allclose(kept, online.running_var)
     network.update_momentum(0.0)
     assert torch.equal(own.running_var, kept)
-
-
-def test_statistics_are_followed_as_weights_are() -> None:
-    network = small_network(follows_statistics=True).train()
-    assert network.momentum_encoder is not None
-    x_1, x_2 = views()
-    z_1, z_2 = network(x_1, x_2)[2:4]
-    online, own = norms(network.encoder)[0], norms(network.momentum_encoder)[0]
-    before = own.running_mean.clone(), own.running_var.clone()
-    together = network.targets(x_1, x_2, z_1, z_2)[0]
-    alone = network.targets(x_1[:1], x_2[:1], z_1, z_2)[0]
-    torch.testing.assert_close(together[:1], alone, rtol=1e-5, atol=1e-6)  # the rest of the batch has no part in it
-    assert torch.equal(own.running_mean, before[0])
-    assert int(own.num_batches_tracked) == 0
-    network.update_momentum(torch.tensor(0.9, dtype=torch.float64))
-    torch.testing.assert_close(own.running_mean, 0.9 * before[0] + 0.1 * online.running_mean)
-    torch.testing.assert_close(own.running_var, 0.9 * before[1] + 0.1 * online.running_var)
-    network.eval().train()
-    assert network.training
-    assert norms(network.encoder)[0].training
-    assert not own.training
 
 
 def test_modes_reach_both_encoders_and_evaluation_leaves_statistics_alone() -> None:

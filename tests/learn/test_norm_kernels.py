@@ -31,7 +31,6 @@ KERNELS: list[tuple[str, dict[str, Any]]] = [
     ("_moments", {**FEW, "GROUPS": 2, "TRACKED": True, "programs": 1}),
     ("_moments", {**FEW, "GROUPS": 1, "TRACKED": False}),
     ("_apply", {**TILE, "BLOCK_R": 16, **ALL, "RESIDUAL": True}),
-    ("_standing", {**TILE, "BLOCK_R": 16, **ALL, "RESIDUAL": True}),
     ("_gradient_sums", {**SUM_TILE, **ALL, "LOOK": True, "SECOND": True, "KEEP": True}),
     ("_gradient_sums", {**SUM_TILE, **ALL, "LOOK": True, "SECOND": False, "KEEP": True}),
     ("_gradient_sums", {**SUM_TILE, **ALL, "LOOK": False, "SECOND": False, "KEEP": False}),

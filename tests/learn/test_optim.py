@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from siammm.errors import InputError
-from siammm.learn.optim import LARS, build_optimiser, learning_rate, momentum_at, set_learning_rate
+from siammm.learn.lars import LARS
+from siammm.learn.optim import build_optimiser, learning_rate, momentum_at, set_learning_rate
 
 NAMES = ["lars", "muon", "sgd", "adamw"]
 

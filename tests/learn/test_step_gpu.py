@@ -72,12 +72,8 @@ def test_a_compiled_step_trains_as_one_that_is_not(fused: bool) -> None:
     np.testing.assert_allclose(losses("cuda", compile=True, fused=fused), losses("cuda", fused=fused), atol=2e-2)
 
 
-@pytest.mark.parametrize("norm", ["batch", "followed"])
-def test_both_views_in_one_batch_train_as_each_by_itself(norm: str) -> None:
-    settings = {"momentum_norm": norm, "epochs": 1}
-    np.testing.assert_allclose(
-        losses("cuda", fused=True, **settings), losses("cuda", fused=False, **settings), atol=5e-3
-    )
+def test_both_views_in_one_batch_train_as_each_by_itself() -> None:
+    np.testing.assert_allclose(losses("cuda", fused=True, epochs=1), losses("cuda", fused=False, epochs=1), atol=5e-3)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

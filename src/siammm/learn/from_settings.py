@@ -43,7 +43,6 @@ def build_network(config: TrainConfig, image_size: int) -> SiameseNetwork:
         encoder,
         head,
         momentum=network.momentum_encoder and objective.instance_loss != "simsiam",
-        follows_statistics=network.momentum_norm == "followed",
         n_prototypes=objective.n_prototypes if objective.cluster_loss == "swapped" else 0,
     )
 

@@ -63,17 +63,7 @@ def normalised_twice(
     relu: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """``normalised``, and the same again for a second reader, whose gradient then needs no addition of its own."""
-    by_kernels = norm_kernels.available() and (x.is_cuda or norm_kernels.interpreted())
     if not layer.training:
-        if by_kernels and not torch.is_grad_enabled():
-            assert layer.running_mean is not None
-            assert layer.running_var is not None
-            rows = norm_kernels.standing(
-                _rows(x), layer.running_mean, layer.running_var, layer.weight, layer.bias,
-                None if residual is None else _rows(residual), eps=layer.eps, relu=relu,
-            )  # fmt: skip
-            y = _shaped(rows, x)
-            return y, y
         y = layer(x)
         y = y if residual is None else y + residual
         y = functional.relu(y) if relu else y
@@ -81,7 +71,7 @@ def normalised_twice(
     assert layer.num_batches_tracked is not None
     running = (layer.running_mean, layer.running_var)
     momentum = cast(float, layer.momentum)
-    if by_kernels:
+    if norm_kernels.available() and (x.is_cuda or norm_kernels.interpreted()):
         return cast(Any, _Normalised).apply(
             x, layer.weight, layer.bias, residual, (*running, layer.num_batches_tracked), momentum, layer.eps, groups,
             relu,

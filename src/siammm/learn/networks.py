@@ -273,8 +273,6 @@ class SiameseNetwork(nn.Module):
 
     Each view is a BatchNorm batch of its own. The momentum encoder starts as a copy and follows by its parameters
     alone; the statistics of its BatchNorm layers are those of its own activations, without which it evaluates badly.
-    With ``follows_statistics`` it follows the online encoder's running statistics too, and always normalises by these:
-    what it makes of an image then does not depend on the others of the batch (EMAN; Cai et al., 2021).
 
     With ``momentum=False`` (SimSiam) there is none, and the targets are the online encoder's own projections; with
     ``predictor=None`` predictions are projections. ``n_prototypes`` directions are learnt beside the encoder if that is
@@ -288,24 +286,15 @@ class SiameseNetwork(nn.Module):
         *,
         momentum: bool = True,
         n_prototypes: int = 0,
-        follows_statistics: bool = False,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.predictor = predictor
         self.prototypes = nn.Linear(encoder.embedding_dim, n_prototypes, bias=False) if n_prototypes else None
         self.momentum_encoder = copy.deepcopy(encoder).requires_grad_(False) if momentum else None
-        self.follows_statistics = follows_statistics
         self.normalise_prototypes()
         self._fused: dict[str, Piece] = {}
         self._follow: FollowKernel | None = None
-
-    def train(self, mode: bool = True) -> SiameseNetwork:
-        """Train or evaluate; a momentum encoder that follows statistics does not make its own in either mode."""
-        super().train(mode)
-        if self.follows_statistics and self.momentum_encoder is not None:
-            self.momentum_encoder.eval()
-        return self
 
     def fuse(self) -> bool:
         """From now on, train on both views in one batch, where all parts of the networks are known; whether so.
@@ -326,7 +315,7 @@ class SiameseNetwork(nn.Module):
     def _both(self, name: str, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """What one of the networks makes of two batches, each a BatchNorm batch of its own."""
         network = cast(nn.Module, getattr(self, name))
-        if name not in self._fused or not self.training:
+        if name not in self._fused or not network.training:
             return network(first), network(second)
         one, two = self._fused[name](torch.cat([first, second]), 2).chunk(2)
         return one, two
@@ -370,21 +359,16 @@ class SiameseNetwork(nn.Module):
         """The momentum encoder's embeddings of two views, without gradients."""
         return self._both("momentum_encoder", x_1, x_2)
 
-    def _to_follow(self, encoder: Encoder) -> list[Tensor]:
-        """What the momentum encoder follows of an encoder: its parameters, and its running statistics if wanted."""
-        statistics = [b for b in encoder.buffers() if b.is_floating_point()] if self.follows_statistics else []
-        return [*encoder.parameters(), *statistics]
-
     @torch.no_grad()
     def update_momentum(self, momentum: float | Tensor) -> None:
-        """Move the momentum encoder's parameters towards the online ones by 1 - momentum; its statistics if it follows.
+        """Move the momentum encoder's parameters towards the online ones by 1 - momentum; buffers stay its own.
 
         A 0-d tensor is never read on the host, so that a captured graph can be replayed with another value; make it
         double precision, in which 1 - momentum is exact enough as momentum nears 1.
         """
         if self.momentum_encoder is None:
             return
-        followers, leaders = self._to_follow(self.momentum_encoder), self._to_follow(self.encoder)
+        followers, leaders = list(self.momentum_encoder.parameters()), list(self.encoder.parameters())
         if not isinstance(momentum, Tensor):
             _torch._foreach_lerp_(followers, leaders, 1 - momentum)
             return

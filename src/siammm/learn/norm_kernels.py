@@ -107,31 +107,6 @@ def forward(
     return y_NC, moments_G2C
 
 
-def standing(
-    x_NC: Tensor,
-    mean_C: Tensor,
-    var_C: Tensor,
-    weight_C: Tensor | None,
-    bias_C: Tensor | None,
-    residual_NC: Tensor | None,
-    *,
-    eps: float,
-    relu: bool,
-) -> Tensor:
-    """y = relu(BatchNorm(x) + residual) by statistics that are given, in one pass and for no way back."""
-    rows, channels = x_NC.shape
-    _, block_c, _ = _tiles(rows, channels, 1)
-    block_r = _APPLIED_TILE // block_c
-    y_NC = torch.empty_like(x_NC)
-    _standing[(triton.cdiv(rows, block_r), triton.cdiv(channels, block_c))](
-        x_NC, y_NC, residual_NC if residual_NC is not None else x_NC, mean_C, var_C,
-        weight_C if weight_C is not None else mean_C, bias_C if bias_C is not None else mean_C,
-        rows, channels, eps, AFFINE=weight_C is not None, RESIDUAL=residual_NC is not None, RELU=relu,
-        BLOCK_R=block_r, BLOCK_C=block_c, **_USUAL,
-    )  # fmt: skip
-    return y_NC
-
-
 def backward(
     dy_NC: Tensor,
     second_NC: Tensor | None,
@@ -303,34 +278,6 @@ def _apply(
     channel = column * BLOCK_C + tl.arange(0, BLOCK_C)
     mean, _, scale, shift = _factors(moments, weight, bias, group, channels, channel, AFFINE)
     offset, exists = _tile(tl.program_id(0) * BLOCK_R, group, rows, channels, column, BLOCK_R, BLOCK_C)
-    _write(x, y, residual, offset, exists, mean, scale, shift, RESIDUAL, RELU)
-
-
-@_jit
-def _standing(
-    x, y, residual, means, variances, weight, bias, rows, channels, eps,
-    AFFINE: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    column = tl.program_id(1)
-    channel = column * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = channel < channels
-    mean = tl.load(means + channel, mask=inside, other=0.0)
-    scale = 1.0 / tl.sqrt(tl.load(variances + channel, mask=inside, other=1.0) + eps)
-    shift = tl.zeros_like(mean)
-    if AFFINE:
-        scale *= tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
-        shift = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
-    group = tl.program_id(2)  # there is one
-    offset, exists = _tile(tl.program_id(0) * BLOCK_R, group, rows, channels, column, BLOCK_R, BLOCK_C)
-    _write(x, y, residual, offset, exists, mean, scale, shift, RESIDUAL, RELU)
-
-
-@_jit
-def _write(
-    x, y, residual, offset, exists, mean, scale, shift, RESIDUAL: tl.constexpr, RELU: tl.constexpr
-):  # fmt: skip
-    """One tile of the output."""
     value = tl.load(x + offset, mask=exists, other=0.0).to(tl.float32)
     value = (value - mean[None, :]) * scale[None, :] + shift[None, :]
     if RESIDUAL:

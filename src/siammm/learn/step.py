@@ -128,15 +128,12 @@ class Step:
     def embed(self, batch: Batch, epoch: int) -> None:
         """Leave the embeddings of a batch in the bank, and learn nothing: in the parts and precision of a step."""
         encoder = self.network.momentum_encoder or self.network.encoder
-        # Statistics that are followed are of nothing yet: by those of a batch the embeddings are apart, and these stay.
-        encoder.train()
         for part in _parts(batch, self.config.optimisation.accumulate):
             x_1, x_2 = self.loader.views(part, self.config.run.random_state, epoch)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
                 # Not by calling it: this is done once, which does not pay for compiling.
                 target_1, target_2 = encoder.forward(x_1), encoder.forward(x_2)
             self._remember(part.position_B, target_1, target_2)
-        self.network.train()
 
     def check(self) -> None:
         """Stop if a loss or gradient was not finite: no weight has changed since. Waits for the device."""
