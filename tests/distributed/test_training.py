@@ -32,6 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "reinitialised": {"centroids": "reinitialised", "n_init": 2, "concentration_dims": 4, "optimiser": "adamw",
                       "learning_rate": 1e-3},
     "streaming": {"loader": "streaming", "workers": 0, "merge": "auto"},
+    "muon": {"optimiser": "muon", "learning_rate": 1.0},
     "swapped": {"instance_loss": "none", "cluster_loss": "swapped", "predictor_layers": 0, "momentum_encoder": False,
                 "n_prototypes": 10, "queue_size": 40, "queue_after": 0.5},
     "scattering": {"cluster_loss": "scattering", "merge": "none", "n_components": 4, "predictor_noise": 0.01,

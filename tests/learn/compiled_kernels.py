@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from siammm.learn import norm_kernels
+from siammm.learn import triton_support
 
 _ROOT = Path(__file__).parents[2]
 # Triton brings one assembler or two, of which the newer reads all that it writes.
 _ASSEMBLERS: list[Path] = []
-if norm_kernels.triton is not None:
-    _ASSEMBLERS = sorted((Path(norm_kernels.triton.__file__).parent / "backends" / "nvidia" / "bin").glob("ptxas*"))
+if triton_support.triton is not None:
+    _ASSEMBLERS = sorted((Path(triton_support.triton.__file__).parent / "backends" / "nvidia" / "bin").glob("ptxas*"))
 
 needs_a_compiler = pytest.mark.skipif(
-    not _ASSEMBLERS or norm_kernels.interpreted(), reason="there is no Triton here that compiles for NVIDIA's GPUs"
+    not _ASSEMBLERS or triton_support.interpreted(), reason="there is no Triton here that compiles for NVIDIA's GPUs"
 )
 
 

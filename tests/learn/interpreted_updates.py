@@ -16,7 +16,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from torch import Tensor, nn
 
-from siammm.learn import turn_kernels, update_kernels
+from siammm.learn import tensor_table, turn_kernels
 from siammm.learn.lars import LARS
 from siammm.learn.muon import Muon
 from siammm.learn.networks import Encoder, SiameseNetwork, projector
@@ -25,7 +25,7 @@ from siammm.learn.optim import build_optimiser
 torch.set_num_threads(1)
 failures: list[str] = []
 # Tensors of several parts, and partial sums that are added up in several goes, without large tensors.
-update_kernels._PART, update_kernels._AT_ONCE = 64, 4
+tensor_table.PART_SIZE, tensor_table.AT_ONCE = 64, 4
 
 
 def check(name: str, holds: bool) -> None:
@@ -134,7 +134,7 @@ for layout in (torch.channels_last, torch.contiguous_format):
 alike = [nn.Parameter(torch.randn(8, 12)), nn.Parameter(torch.randn(12, 8)), nn.Parameter(torch.randn(8, 12))]
 alike += [nn.Parameter(torch.zeros(8, 12)), nn.Parameter(torch.randn(4, 6))]
 expected = copy.deepcopy(alike)
-for params in (alike, expected):
+for params in (expected, alike):
     optimiser = Muon([{"params": params, "turned": True}], 0.3, trust_coefficient=0.05)
     if params is expected:
         optimiser._turn_by_kernels = lambda *given: False  # pyright: ignore
@@ -144,6 +144,25 @@ for params in (alike, expected):
     check("Muon used the kernels", ("_turn_kernels" in optimiser.__dict__) == (params is alike))
 check("matrices of one shape, one without gradient, one of zeros", all(map(close, alike, expected)))
 check("what is 0 stays 0", not alike[3].any())
+check(
+    "those of one shape are one stack",
+    [x.shape for x, _ in next(iter(optimiser._turn_kernels.values())).stacks] == [(1, 4, 6), (3, 8, 12), (1, 12, 8)],  # pyright: ignore
+)
+# As many values in another shape are another set of kernels; a scale of gradients goes torch's way.
+for scale in (None, torch.tensor(4.0)):
+    pair = [nn.Parameter(torch.randn(8, 12)), nn.Parameter(torch.randn(12, 8))]
+    expected = copy.deepcopy(pair)
+    for params in (pair, expected):
+        optimiser = Muon([{"params": params, "turned": True}], 0.3, trust_coefficient=0.05)
+        if params is expected:
+            optimiser._turn_by_kernels = lambda *given: False  # pyright: ignore
+        optimiser.grad_scale = scale  # pyright: ignore
+        for turn in (0, 1, 0):
+            for number, p in enumerate(params):
+                grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(number + 2 * turn))
+                p.grad = grad if number == turn else None
+            optimiser.step()
+    check(f"gradients in turn, scale {scale}", all(map(close, pair, expected)))
 odd = nn.Parameter(torch.randn(6, 6))
 odd.grad = torch.randn(6, 6)
 Muon([{"params": [odd], "turned": True}], 0.3).step()
@@ -183,9 +202,9 @@ optimiser.step()
 theirs.step()
 check("then all move", all(close(p, q) for p, q in zip(plain, expected, strict=True)))
 plain[1].grad = torch.randn(40, 4).T
-check("another order in memory is refused", not update_kernels.supports(list(plain), [p.grad for p in plain]))  # pyright: ignore
+check("another order in memory is refused", not tensor_table.supports(list(plain), [p.grad for p in plain]))  # pyright: ignore
 optimiser.step()
-check("and sizes that are no whole fours", not update_kernels.supports([torch.ones(5)]))
+check("and sizes that are no whole fours", not tensor_table.supports([torch.ones(5)]))
 
 # The momentum encoder.
 followed, reference = copy.deepcopy(by_kernels), copy.deepcopy(by_torch)

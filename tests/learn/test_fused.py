@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from siammm.learn import norm_kernels
+from siammm.learn import norm_kernels, triton_support
 from siammm.learn.fused import fused
 from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
 from tests.learn.compiled_kernels import interpreted
@@ -95,7 +95,7 @@ def test_training_is_the_same() -> None:
         assert one["n_clusters"] == two["n_clusters"]
 
 
-@pytest.mark.skipif(norm_kernels.triton is None, reason="Triton is not installed")
+@pytest.mark.skipif(triton_support.triton is None, reason="Triton is not installed")
 def test_kernels_under_the_interpreter() -> None:
     assert interpreted("interpreted_norms.py") > 100
 

@@ -22,6 +22,7 @@ from siammm.errors import InputError
 from siammm.learn import checkpoint, probing, results, run
 from siammm.learn.encode import encode
 from siammm.learn.loop import Silent, Trained, Training
+from siammm.learn.muon import matrices
 from siammm.learn.optim import learning_rate
 from siammm.presets import check_settings
 from tests.data.image_sets import WRITERS, ExampleImages, add_member, example_images
@@ -402,6 +403,17 @@ def test_a_run_may_be_stopped_after_every_single_update(tmp_path: Path) -> None:
     ours, theirs = (checkpoint.load(tmp_path / name / "checkpoints") for name in ("parts", "whole"))
     check_same_bits(ours[0], theirs[0])
     assert {**ours[1], "seconds": 0} == {**theirs[1], "seconds": 0}
+
+
+def test_muon_turns_the_backbone_and_leaves_the_heads_to_lars() -> None:
+    training = prepared(small_config(optimiser="muon"))
+    turned, weights, _ = training.optimiser.param_groups
+    network = training.network
+    assert {id(p) for p in turned["params"]} == {id(p) for p in matrices(network.encoder.backbone)}
+    assert network.predictor is not None
+    heads = [p for head in (network.encoder.projector, network.predictor) for p in head.parameters() if p.ndim > 1]
+    assert len(heads) == 5
+    assert {id(p) for p in heads} <= {id(p) for p in weights["params"]}
 
 
 def test_a_run_that_is_over_only_finishes_again(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from siammm.learn.muon import is_turned, nearest_orthogonal
+from siammm.errors import InputError
+from siammm.learn.lars import LARS
+from siammm.learn.muon import Muon, matrices, nearest_orthogonal
 from siammm.learn.optim import build_optimiser, set_learning_rate
 
 
@@ -60,7 +62,7 @@ def test_one_large_direction_does_not_decide() -> None:
     """Of an update nearly all in one direction, the others come out as large; its own length says nothing."""
     generator = torch.Generator().manual_seed(0)
     u, v = (exactly_orthogonal(torch.randn(20, 20, generator=generator)) for _ in range(2))
-    sizes = torch.full((20,), 0.02)
+    sizes = torch.full((20,), 0.003)
     sizes[0] = 1
     values = torch.linalg.svdvals(nearest_orthogonal((u @ torch.diag(sizes) @ v)[None])[0])
     assert float(values.min()) > 0.6
@@ -71,9 +73,35 @@ def test_nothing_comes_of_nothing() -> None:
     assert not nearest_orthogonal(torch.zeros(1, 4, 6)).any()
     weight = nn.Parameter(torch.ones(4, 6))
     weight.grad = torch.zeros(4, 6)
-    optimiser = build_optimiser("muon", [("weight", weight)], lr=0.1, weight_decay=0.5)
-    optimiser.step()
+    Muon([{"params": [weight], "turned": True}], lr=0.1, weight_decay=0.5).step()
     torch.testing.assert_close(weight.detach(), torch.ones(4, 6))
+
+
+def test_what_has_no_gradient_stays_and_types_may_be_mixed() -> None:
+    """Each by itself, whatever else is in the group."""
+    shapes: list[tuple[int, ...]] = [(8, 6), (8, 6), (4, 3, 3, 3)]
+    weights = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in shapes]
+    group = [weights[0], nn.Parameter(weights[1].detach().float()), weights[2]]
+    for p in group[:2]:
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(p.dtype)
+    before = [p.detach().clone() for p in group]
+    Muon([{"params": group, "turned": True}], lr=1.0, trust_coefficient=0.1).step()
+    assert torch.equal(group[2], before[2])
+    alone = nn.Parameter(before[0].clone())
+    alone.grad = group[0].grad
+    Muon([{"params": [alone], "turned": True}], lr=1.0, trust_coefficient=0.1).step()
+    torch.testing.assert_close(group[0], alone)
+    assert not torch.equal(group[1], before[1])
+
+
+def test_half_precision_keeps_the_size_too() -> None:
+    weight = nn.Parameter(torch.randn(16, 24, generator=torch.Generator().manual_seed(0)).bfloat16())
+    size = float(weight.detach().float().norm())
+    optimiser = Muon([{"params": [weight], "turned": True}], lr=1.0, trust_coefficient=0.01)
+    for step in range(300):
+        weight.grad = torch.randn(16, 24, generator=torch.Generator().manual_seed(step)).bfloat16()
+        optimiser.step()
+    assert float(weight.detach().float().norm()) == pytest.approx(size, rel=0.01)
 
 
 class PlainMuon:
@@ -129,7 +157,9 @@ def test_a_step_is_as_long_as_one_of_lars_with_gradients_that_have_nothing_in_co
     lengths: dict[str, list[float]] = {}
     for name in ("lars", "muon"):
         weight = nn.Parameter(torch.randn(40, 60, generator=torch.Generator().manual_seed(0)))
-        optimiser = build_optimiser(name, [("weight", weight)], lr=1.0, momentum=0.9, trust_coefficient=0.001)
+        kind = {"lars": LARS, "muon": Muon}[name]
+        group = {"params": [weight], **({"turned": True} if name == "muon" else {})}
+        optimiser = kind([group], lr=1.0, momentum=0.9, trust_coefficient=0.001)
         lengths[name] = []
         for step in range(60):
             before = weight.detach().clone()
@@ -162,6 +192,35 @@ def test_what_turns() -> None:
     assert all(p.ndim == 1 for p in others["params"])
     assert [group["weight_decay"] for group in (turned, weights, others)] == [0, 0.1, 0]
     assert any(p.shape == (5, 32) for p in build_optimiser("muon", model, lr=0.1).param_groups[0]["params"])
-    assert not is_turned(torch.zeros(4, 4)), "it would stay 0"
-    assert not is_turned(torch.ones(1, 4))
-    assert not is_turned(torch.ones(2, 3, 4)), "a table of positions is no matrix"
+
+
+def test_what_does_not_turn() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.ones(13, 4))
+            self.groups = nn.Conv2d(8, 8, 3, groups=2)
+            self.frozen = nn.Linear(4, 4).requires_grad_(False)
+            self.zeros = nn.Linear(4, 4)
+            nn.init.zeros_(self.zeros.weight)
+
+    odd = Odd()
+    assert matrices(odd) == [], "a table, a convolution in groups, what is frozen, and what is 0 and would stay so"
+    with pytest.raises(InputError, match="no matrix that Muon could turn; use another"):
+        build_optimiser("muon", odd, lr=0.1)
+    with pytest.raises(InputError, match="no matrix"):
+        build_optimiser("muon", network(), lr=0.1, turned=odd)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3, 4), (2, 2, 2, 2, 2)])
+def test_only_matrices_are_taken(shape: tuple[int, ...]) -> None:
+    p = nn.Parameter(torch.ones(shape))
+    with pytest.raises(InputError, match="cannot turn; turned=True is for matrices"):
+        Muon([{"params": [p], "turned": True}], lr=0.1)
+
+
+def test_a_group_has_no_momentum_of_one() -> None:
+    optimiser = Muon([{"params": [nn.Parameter(torch.ones(2, 3))], "turned": True}], lr=0.1)
+    with pytest.raises(InputError, match=r"momentum is 1\.0, but it must be below 1"):
+        optimiser.add_param_group({"params": [nn.Parameter(torch.ones(2, 3))], "turned": True, "momentum": 1.0})
+    assert len(optimiser.param_groups) == 1

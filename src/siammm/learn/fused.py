@@ -19,7 +19,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from siammm.learn import norm_kernels
+from siammm.learn import norm_kernels, triton_support
 
 Piece = Callable[[Tensor, int], Tensor]
 """Turns a batch of so many groups into its outputs."""
@@ -71,7 +71,7 @@ def normalised_twice(
     assert layer.num_batches_tracked is not None
     running = (layer.running_mean, layer.running_var)
     momentum = cast(float, layer.momentum)
-    if norm_kernels.available() and (x.is_cuda or norm_kernels.interpreted()):
+    if triton_support.available() and (x.is_cuda or triton_support.interpreted()):
         return cast(Any, _Normalised).apply(
             x, layer.weight, layer.bias, residual, (*running, layer.num_batches_tracked), momentum, layer.eps, groups,
             relu,

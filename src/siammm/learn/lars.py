@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from siammm.errors import InputError
-from siammm.learn import update_kernels
+from siammm.learn import tensor_table
 from siammm.learn.update_kernels import LarsKernels
 
 # The operations on whole lists of tensors have no types.
@@ -93,10 +93,10 @@ class LARS(torch.optim.Optimizer):
             return False
         pairs = [(p, group) for group in groups for p in group["params"] if p.grad is not None]
         params, grads = [p for p, _ in pairs], [p.grad for p, _ in pairs]
-        if not update_kernels.supports(params, grads):
+        if not tensor_table.supports(params, grads):
             return False
         buffers = [self._buffer(p) for p in params]
-        if not update_kernels.supports(params, buffers):
+        if not tensor_table.supports(params, buffers):
             return False
         decays = [0.0 if group["excluded"] else float(group["weight_decay"]) for _, group in pairs]
         scaled = [not group["excluded"] for _, group in pairs]
@@ -104,7 +104,7 @@ class LARS(torch.optim.Optimizer):
         made: dict[Any, LarsKernels] = self.__dict__.setdefault("_kernels", {})
         made_for = (params[0].device, *(p.numel() for p in params), *decays, *scaled)
         if made_for not in made:
-            if update_kernels.capturing():  # making them copies from the host
+            if tensor_table.capturing():  # making them copies from the host
                 return False
             made[made_for] = LarsKernels(params, decays, scaled)
         made[made_for](params, grads, buffers, found_inf=found_inf, **{name: first[name] for name in shared})
@@ -127,7 +127,7 @@ class LARS(torch.optim.Optimizer):
             updates = _torch._foreach_mul(updates, _trust(params, updates, group["trust_coefficient"]))
         # Written beside the old values, which stay until it is known whether the step counts.
         new_buffers = _torch._foreach_add(updates, buffers, alpha=group["momentum"])
-        new_params = _torch._foreach_mul(new_buffers, _negative(group["lr"], params[0]))
+        new_params = _torch._foreach_mul(new_buffers, negative(group["lr"], params[0]))
         _torch._foreach_add_(new_params, params)
         replace([*params, *buffers], [*new_params, *new_buffers], found_inf)
 
@@ -178,7 +178,8 @@ def _same(one: float | Tensor, other: float | Tensor) -> bool:
     return one == other
 
 
-def _negative(lr: float | Tensor, like: Tensor) -> float | Tensor:
+def negative(lr: float | Tensor, like: Tensor) -> float | Tensor:
+    """The rate with its sign changed, on the device and in the type of another tensor."""
     return -lr.to(like) if isinstance(lr, Tensor) else -lr
 
 

@@ -2,9 +2,9 @@
 
 LARS follows the gradient of a layer, in which few directions are large: it learns these and hardly moves along the
 others. Muon makes the update orthogonal first (Newton and Schulz's iteration), so that every direction of a layer moves
-as far. Two things are our own. A matrix keeps its size, which means nothing where a normalisation follows, as in all
-networks here; so there is no decay, and nothing that grows over a long training. And a step is as long as one of LARS
-at the same settings when the gradients of successive steps have nothing in common, so that one rate serves both.
+as far. Two things are our own. A matrix keeps its size, which means nothing where a normalisation follows, as in
+ResNets; so there is no decay, and nothing that grows over a long training. And a step is as long as one of LARS at the
+same settings when the gradients of successive steps have nothing in common, so that one rate serves both.
 
 Legend:  M matrices of one shape, R rows, C columns.
 """
@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from siammm.learn import turn_kernels, update_kernels
-from siammm.learn.lars import LARS, by_kind, gradients, replace
+from siammm.errors import InputError
+from siammm.learn import tensor_table, turn_kernels
+from siammm.learn.lars import LARS, by_kind, gradients, negative, replace
 from siammm.learn.turn_kernels import TurnKernels
 
 # The operations on whole lists of tensors have no types.
@@ -28,7 +29,7 @@ _torch = cast(Any, torch)
 # The odd polynomial of degree 5 that Muon's author chose: it brings singular values near 1 in few rounds, not exactly.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ROUNDS = 5
-# Most products are too small to fill a GPU: on streams beside each other, they take as long as the longest.
+# Most products are too small to fill a GPU: so there are several at a time, on streams beside each other.
 _STREAMS = 4
 
 
@@ -43,6 +44,16 @@ class Muon(LARS):
         """Add a group; it is turned only if it says so."""
         param_group.setdefault("turned", False)
         super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        if not group["turned"]:
+            return
+        odd = next((tuple(p.shape) for p in group["params"] if p.ndim not in (2, 4)), None)
+        if odd is not None:
+            self.param_groups.pop()
+            raise InputError(f"A parameter of shape {odd} cannot turn; turned=True is for matrices and convolutions.")
+        if not group["momentum"] < 1:
+            self.param_groups.pop()
+            raise InputError(f"momentum is {group['momentum']!r}, but it must be below 1.")
 
     def _move_groups(
         self, groups: Sequence[dict[str, Any]], grad_scale: Tensor | None, found_inf: Tensor | None
@@ -52,21 +63,20 @@ class Muon(LARS):
                 for params in by_kind(p for p in group["params"] if p.grad is not None):
                     if grad_scale is not None or not self._turn_by_kernels(params, group, found_inf):
                         self._turn(params, group, grad_scale, found_inf)
-        rest = [group for group in groups if not group["turned"] and group["params"]]
+        rest = [group for group in groups if not group["turned"]]
         if rest:
             super()._move_groups(rest, grad_scale, found_inf)
 
     def _turn_by_kernels(self, params: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> bool:
         """One step of all matrices at once, where there are kernels for it; whether so."""
-        # Those of one shape side by side, the longest products first, so that none begins when the others are done.
-        params = sorted(params, key=_work)
+        params = sorted(params, key=_shape)  # those of one shape side by side
         grads, buffers = [cast(Tensor, p.grad) for p in params], [self._buffer(p) for p in params]
         if not turn_kernels.supports(params, grads, buffers):
             return False
         made: dict[Any, TurnKernels] = self.__dict__.setdefault("_turn_kernels", {})
         made_for = (params[0].device, *(p.shape for p in params))
         if made_for not in made:
-            if update_kernels.capturing():  # making them copies from the host
+            if tensor_table.capturing():  # making them copies from the host
                 return False
             made[made_for] = TurnKernels(params)
         made[made_for](
@@ -97,26 +107,34 @@ class Muon(LARS):
         new_buffers = _torch._foreach_add(grads, buffers, alpha=momentum)
         # Nesterov's: the gradient counts once more than in the momentum.
         moves = _orthogonal(_torch._foreach_add(grads, new_buffers, alpha=momentum))
-        size, length = (torch.stack(_torch._foreach_norm(tensors)) for tensors in (params, moves))
-        factor = -group["lr"] * _reach(group) * size / length.where(length > 0, 1.0)
-        new_params = _torch._foreach_mul(moves, list(factor.to(size.dtype).unbind()))
-        _torch._foreach_add_(new_params, params)
-        turned = torch.stack(_torch._foreach_norm(new_params))
+        # In float32 at least: in half precision a size would drift.
+        wide = torch.promote_types(params[0].dtype, torch.float32)
+        weights, moves = ([tensor.to(wide) for tensor in tensors] for tensors in (params, moves))
+        size, length = _norms(weights), _norms(moves)
+        factor = negative(group["lr"], size) * _reach(group) * size / length.where(length > 0, 1.0)
+        new_params = _torch._foreach_mul(moves, list(factor.unbind()))
+        _torch._foreach_add_(new_params, weights)
+        turned = _norms(new_params)
         _torch._foreach_mul_(new_params, list((size / turned.where(turned > 0, 1.0)).unbind()))
+        new_params = [p.to(params[0].dtype) for p in new_params]
         # Written beside the old values, which stay until it is known whether the step counts.
         replace([*params, *buffers], [*new_params, *new_buffers], found_inf)
 
 
-def is_turned(p: Tensor) -> bool:
-    """Whether a parameter is a matrix that can turn: not a depthwise convolution, which is many small filters."""
-    rows, columns = (p.shape[0], p[0].numel()) if p.ndim in (2, 4) else (0, 0)
-    return min(rows, columns) > 1 and not (p.ndim == 4 and p.shape[1] == 1) and bool(p.detach().any())
+def matrices(module: nn.Module) -> list[Tensor]:
+    """The parameters of a network that can turn: weights of linear layers and of convolutions over all channels.
+
+    A convolution in groups is several matrices in one, a table of positions is none, and one that is 0 would stay so.
+    """
+    layers = [m for m in module.modules() if isinstance(m, nn.Linear) or (isinstance(m, nn.Conv2d) and m.groups == 1)]
+    return [layer.weight for layer in layers if layer.weight.requires_grad and bool(layer.weight.detach().any())]
 
 
 def nearest_orthogonal(x_MRC: Tensor) -> Tensor:
     """The nearest matrices whose rows, or columns if these are fewer, are orthogonal and of length 1: roughly.
 
-    Singular values end between about 0.7 and 1.2, but those that begin below a thousandth of the whole end smaller.
+    Singular values end between about 0.7 and 1.2, but those that begin below two thousandths of the whole end
+    smaller.
     """
     length = torch.linalg.vector_norm(x_MRC, dim=(1, 2), keepdim=True)
     return _iterated(x_MRC / length.where(length > 0, 1.0))
@@ -135,23 +153,29 @@ def _iterated(x_MRC: Tensor, out_MRC: Tensor | None = None) -> Tensor:
 
 def _make_orthogonal(stacks: Sequence[tuple[Tensor, Tensor]], streams: Sequence[torch.cuda.Stream]) -> None:
     """Write the orthogonal form of the first of each pair, of length 1, into the second."""
-    for number, (x_MRC, out_MRC) in enumerate(stacks):
-        if not streams:
+    if not streams:
+        for x_MRC, out_MRC in stacks:
             _iterated(x_MRC, out_MRC)
-            continue
-        stream = streams[number % len(streams)]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        return
+    here = torch.cuda.current_stream(stacks[0][0].device)
+    for stream in streams:
+        stream.wait_stream(here)
+    # The longest first, each to the stream that has the least to do.
+    loads = [0] * len(streams)
+    for x_MRC, out_MRC in sorted(stacks, key=lambda pair: -_work(pair[0])):
+        number = loads.index(min(loads))
+        loads[number] += _work(x_MRC)
+        with torch.cuda.stream(streams[number]):
             _iterated(x_MRC, out_MRC)
-    for stream in streams[: len(stacks)]:
-        torch.cuda.current_stream().wait_stream(stream)
+    for stream in streams:
+        here.wait_stream(stream)
 
 
 def _orthogonal(updates: list[Tensor]) -> list[Tensor]:
     """The updates made orthogonal, in their own shapes and type."""
     alike: dict[tuple[int, int], list[int]] = {}
     for number, update in enumerate(updates):
-        alike.setdefault((update.shape[0], update[0].numel()), []).append(number)
+        alike.setdefault(_shape(update), []).append(number)
     moves: dict[int, Tensor] = {}
     for numbers in alike.values():
         found_MRC = nearest_orthogonal(torch.stack([_as_matrix(updates[number]) for number in numbers]))
@@ -164,10 +188,18 @@ def _reach(group: dict[str, Any]) -> float:
     return group["trust_coefficient"] / math.sqrt(1 - group["momentum"] ** 2)
 
 
-def _work(p: Tensor) -> tuple[int, int, int]:
-    """By which matrices are sorted: the least to do last."""
-    rows, columns = p.shape[0], p[0].numel()
-    return -rows * columns * min(rows, columns), rows, columns
+def _work(x_MRC: Tensor) -> int:
+    """What the products of these matrices cost, but for a factor."""
+    return x_MRC.numel() * min(x_MRC.shape[1:])
+
+
+def _norms(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack(_torch._foreach_norm(tensors))
+
+
+def _shape(p: Tensor) -> tuple[int, int]:
+    """Rows and columns of a parameter as a matrix."""
+    return p.shape[0], p[0].numel()
 
 
 def _as_matrix(update: Tensor) -> Tensor:

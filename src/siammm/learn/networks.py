@@ -18,7 +18,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from siammm.errors import InputError
-from siammm.learn import update_kernels
+from siammm.learn import tensor_table
 from siammm.learn.fused import Piece, fused
 from siammm.learn.update_kernels import FollowKernel
 from siammm.mixture.checks import check_at_least, check_one_of
@@ -372,7 +372,7 @@ class SiameseNetwork(nn.Module):
         if not isinstance(momentum, Tensor):
             _torch._foreach_lerp_(followers, leaders, 1 - momentum)
             return
-        if update_kernels.supports(followers, leaders) and (self._follow or not update_kernels.capturing()):
+        if tensor_table.supports(followers, leaders) and (self._follow or not tensor_table.capturing()):
             self._follow = self._follow or FollowKernel(followers)
             self._follow(followers, leaders, (1 - momentum).to(followers[0]))
             return

@@ -19,20 +19,10 @@ from __future__ import annotations
 
 # Triton's own types do not describe what its compiler accepts, so its names are Any here, also in annotations.
 # pyright: basic, reportInvalidTypeForm=false
-import importlib
-import os
-from typing import Any
-
 import torch
 from torch import Tensor
 
-triton: Any
-tl: Any
-try:
-    triton = importlib.import_module("triton")
-    tl = importlib.import_module("triton.language")
-except ImportError:  # pragma: no cover - Triton comes with torch on Linux; elsewhere torch's own layers serve
-    triton = tl = None
+from siammm.learn.triton_support import jit, tl, triton
 
 # Values in a tile, 32 for each thread of four warps; and in one that is only read, changed and written. These and what
 # follows were among the fastest on an H200 (benchmarks/norm_speed.py).
@@ -50,16 +40,6 @@ _PROGRAMS = 512
 # Such rows, and channels of them, that are added up at a time: few channels, so that many programs share the work.
 _ROWS_AT_ONCE = 256
 _FEW = 16
-
-
-def available() -> bool:
-    """Whether the kernels can run in this process."""
-    return triton is not None and (torch.cuda.is_available() or interpreted())
-
-
-def interpreted() -> bool:
-    """Whether Triton's interpreter runs them, on whatever device."""
-    return triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def forward(
@@ -175,11 +155,7 @@ def _stages(x_NC: Tensor, operands: int) -> int:
     return max(1, min(_MOST_STAGES, 1 + room // (_TILE * x_NC.element_size() * operands)))
 
 
-def _jit(function: Any) -> Any:
-    return triton.jit(function) if triton is not None else function
-
-
-@_jit
+@jit
 def _tile(first_row, group, rows, channels, column, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
     """Where a tile lies in memory, and which of it exists."""
     row = first_row + tl.arange(0, BLOCK_R)
@@ -189,7 +165,7 @@ def _tile(first_row, group, rows, channels, column, BLOCK_R: tl.constexpr, BLOCK
     return offset, exists
 
 
-@_jit
+@jit
 def _sums(
     x, partial, rows, channels, programs, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
@@ -210,7 +186,7 @@ def _sums(
     tl.store(place + channels, tl.sum(squares, axis=0), mask=inside)
 
 
-@_jit
+@jit
 def _added(partial, group, programs, channels, channel, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
     """Both sums of all programs' partial sums, always in the same order."""
     first = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
@@ -224,7 +200,7 @@ def _added(partial, group, programs, channels, channel, BLOCK_P: tl.constexpr, B
     return tl.sum(first, axis=0), tl.sum(second, axis=0)
 
 
-@_jit
+@jit
 def _moments(
     x, partial, moments, running_mean, running_var, batches, rows, channels, momentum, eps, programs,
     GROUPS: tl.constexpr, TRACKED: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
@@ -254,7 +230,7 @@ def _moments(
         tl.store(batches, tl.load(batches) + GROUPS, mask=tl.program_id(0) == 0)
 
 
-@_jit
+@jit
 def _factors(moments, weight, bias, group, channels, channel, AFFINE: tl.constexpr):
     """What x is multiplied with and what is added, for each channel: y = (x - mean) * scale + shift."""
     inside = channel < channels
@@ -268,7 +244,7 @@ def _factors(moments, weight, bias, group, channels, channel, AFFINE: tl.constex
     return mean, deviation, scale, shift
 
 
-@_jit
+@jit
 def _apply(
     x, y, residual, moments, weight, bias, rows, channels,
     AFFINE: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
@@ -287,7 +263,7 @@ def _apply(
     tl.store(y + offset, value.to(y.dtype.element_ty), mask=exists)
 
 
-@_jit
+@jit
 def _passed(
     dy, second, x, seen, offset, exists, mean, deviation, scale, shift,
     RELU: tl.constexpr, LOOK: tl.constexpr, SECOND: tl.constexpr,
@@ -306,7 +282,7 @@ def _passed(
     return gradient, tl.where(exists, value * deviation[None, :], 0.0)
 
 
-@_jit
+@jit
 def _gradient_sums(
     dy, second, x, seen, moments, weight, bias, kept, partial, rows, channels, programs,
     AFFINE: tl.constexpr, RELU: tl.constexpr, LOOK: tl.constexpr, SECOND: tl.constexpr, KEEP: tl.constexpr,
@@ -333,7 +309,7 @@ def _gradient_sums(
     tl.store(place + channels, tl.sum(products, axis=0), mask=channel < channels)
 
 
-@_jit
+@jit
 def _gradient_totals(
     partial, sums, parameters, channels, programs,
     GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
@@ -353,7 +329,7 @@ def _gradient_totals(
     tl.store(parameters + channels + channel, all_products, mask=inside)
 
 
-@_jit
+@jit
 def _gradient(
     dy, x, moments, weight, bias, sums, dx, rows, channels,
     AFFINE: tl.constexpr, RELU: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,

@@ -9,15 +9,15 @@ is the protocol of torch's fused optimisers and of ``torch.amp.GradScaler``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, Literal, cast, get_args
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from siammm.errors import InputError
 from siammm.learn.lars import LARS, check_settings
-from siammm.learn.muon import Muon, is_turned
+from siammm.learn.muon import Muon, matrices
 
 OptimiserName = Literal["lars", "muon", "sgd", "adamw"]
 OPTIMISERS: tuple[OptimiserName, ...] = get_args(OptimiserName)
@@ -33,18 +33,19 @@ def build_optimiser(
     trust_coefficient: float = 0.001,
     turned: nn.Module | None = None,
 ) -> torch.optim.Optimizer:
-    """An optimiser with two groups: the weights, and the biases and other 1-D parameters, which get no decay.
+    """An optimiser with groups for the weights, and for the biases and other 1-D parameters, which get no decay.
 
     ``parameters`` is a module, several, or named parameters; those without gradients, such as a momentum encoder's, are
-    left out. ``momentum`` is the first beta of AdamW, ``trust_coefficient`` that of LARS and Muon. Muon has one group
-    more, the first: the matrices that it turns, which are those of the module ``turned``, or all. The state is made
-    here and not at the first step: a captured first step would make it anew at every replay, and torch's fused SGD
-    leaves it unset if that step is called off.
+    left out. ``momentum`` is the first beta of AdamW, ``trust_coefficient`` that of LARS and Muon. Muon has a
+    third group, before these: the matrices that it turns, which are those of the module ``turned``, or of all modules.
+    The state is made here and not at the first step: a captured first step would make it anew at every replay, and
+    torch's fused SGD leaves it unset if that step is called off.
     """
     if name not in OPTIMISERS:
         raise InputError(f"optimiser is {name!r}, but it must be one of {', '.join(OPTIMISERS)}.")
     check_settings(lr, weight_decay, momentum)
-    weights, others = _split(parameters)
+    parts = [parameters] if isinstance(parameters, nn.Module) else list(parameters)
+    weights, others = _split(parts)
     groups: list[dict[str, Any]] = [
         {"params": weights, "weight_decay": weight_decay},
         {"params": others, "weight_decay": 0.0},
@@ -53,11 +54,13 @@ def build_optimiser(
         groups[1]["excluded"] = True
         if name == "lars":
             return LARS(groups, lr, momentum=momentum, trust_coefficient=trust_coefficient)
-        among = None if turned is None else {id(p) for p in turned.parameters()}
-        matrices = [p for p in weights if is_turned(p) and (among is None or id(p) in among)]
-        known = {id(p) for p in matrices}
-        groups[0]["params"] = [p for p in weights if id(p) not in known]
-        groups.insert(0, {"params": matrices, "weight_decay": 0.0, "turned": True})
+        modules = [part for part in parts if isinstance(part, nn.Module)] if turned is None else [turned]
+        turning = {id(p) for module in modules for p in matrices(module)}
+        if not turning:
+            raise InputError("There is no matrix that Muon could turn; use another optimiser, such as lars.")
+        groups[0]["params"] = [p for p in weights if id(p) not in turning]
+        turned_group = {"params": [p for p in weights if id(p) in turning], "weight_decay": 0.0, "turned": True}
+        groups.insert(0, turned_group)
         return Muon(groups, lr, momentum=momentum, trust_coefficient=trust_coefficient)
     # Only the fused forms know found_inf; Metal's and the like are asked for as they come.
     fused = all(p.device.type in ("cpu", "cuda") for p in (*weights, *others))
@@ -100,13 +103,11 @@ def along_cosine(step: int, total_steps: int, start: float, end: float) -> float
     return end - (end - start) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def _split(
-    parameters: nn.Module | Iterable[nn.Module] | Iterable[tuple[str, Tensor]],
-) -> tuple[list[Tensor], list[Tensor]]:
+def _split(parts: Sequence[nn.Module | tuple[str, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
     """Weights, and what gets no decay: every trained parameter once."""
     named: list[tuple[str, Tensor]] = []
-    for part in [parameters] if isinstance(parameters, nn.Module) else parameters:
-        named += part.named_parameters() if isinstance(part, nn.Module) else [cast(tuple[str, Tensor], part)]
+    for part in parts:
+        named += part.named_parameters() if isinstance(part, nn.Module) else [part]
     trained = {id(p): (name, p) for name, p in named if p.requires_grad}
     if not trained:
         raise InputError("There is no parameter to train: none of those given asks for a gradient.")

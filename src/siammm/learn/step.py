@@ -24,7 +24,7 @@ from torch import Tensor
 from siammm.config import TrainConfig
 from siammm.data import randomness
 from siammm.data.loader import Batch, Loader
-from siammm.learn import norm_kernels
+from siammm.learn import triton_support
 from siammm.learn.bank import Bank
 from siammm.learn.clustering import Clustering
 from siammm.learn.distributed import all_gather_batch, world_size
@@ -83,7 +83,7 @@ class Step:
         self._views: Any = freshly_compiled(loader.views) if self._compiled else loader.views
         fuses = config.optimisation.fused
         if fuses is None:
-            fuses = device.type == "cuda" and world_size() == 1 and norm_kernels.available()
+            fuses = device.type == "cuda" and world_size() == 1 and triton_support.available()
         if not (fuses and network.fuse()) and self._compiled:
             # Each part by itself: compiled once, it serves both views, and takes half as long as the two in one piece.
             for part in (network.encoder, network.predictor, network.momentum_encoder):

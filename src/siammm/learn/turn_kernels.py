@@ -1,9 +1,9 @@
 """Triton kernels for Muon: momentum and what goes into the products, then the matrices turned by what came out.
 
-As those of LARS (``update_kernels``), they work on all matrices at once where these are in memory. Gradient and
-momentum are read once for the length of the update, once more to write the momentum and the update, of length 1 and in
-bf16; weight and orthogonal update once for their products with each other, and once more to write the weight. That is
-38 bytes a parameter, beside the products.
+They work on all matrices at once where these are in memory (``tensor_table``). Gradient and momentum are read once for
+the length of the update, once more to write the momentum and the update, of length 1 and in bf16; weight and orthogonal
+update once for their products with each other, and once more to write the weight. That is 38 bytes a parameter, beside
+the products.
 
 An update is orthogonal whatever the order of its columns. So the memory of a convolution is its matrix, a row for each
 channel that comes out, in either of torch's layouts.
@@ -20,14 +20,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from siammm.learn import update_kernels
-from siammm.learn.norm_kernels import _jit, tl
-from siammm.learn.update_kernels import _USUAL, Addresses, Parts, _exists, _places
+from siammm.learn import tensor_table
+from siammm.learn.tensor_table import USUAL, Addresses, Parts, places_of, which_exist
+from siammm.learn.triton_support import jit, tl
 
 
 def supports(params: Sequence[Tensor], *lists: Sequence[Tensor]) -> bool:
     """Whether the kernels can work on these: as those of LARS, with rows after one another and whole eights."""
-    return update_kernels.supports(params, *lists) and all(
+    return tensor_table.supports(params, *lists) and all(
         p.numel() % 8 == 0 and p.stride(0) * p.shape[0] == p.numel() for p in params
     )
 
@@ -78,7 +78,7 @@ class TurnKernels:
         # Not by copying a number from the host, which would wait for the device.
         lr = lr.to(device, torch.float32) if isinstance(lr, Tensor) else torch.full((), lr, device=device)
         failed = torch.zeros((), device=device) if found_inf is None else found_inf.to(device, torch.float32)
-        part, block = {"PART": update_kernels._PART, **_USUAL}, {"BLOCK": update_kernels._AT_ONCE, **_USUAL}
+        part, block = {"PART": tensor_table.PART_SIZE, **USUAL}, {"BLOCK": tensor_table.AT_ONCE, **USUAL}
         where = (parts.tensor_P, parts.number_P, parts.fours_T)
         _lengths[(parts.n,)](g_T, b_T, *where, self._length_P, momentum, **part)
         _scales[(len(params),)](self._length_P, parts.first_T, self._scale_T, **block)
@@ -95,25 +95,25 @@ class TurnKernels:
         )  # fmt: skip
 
 
-@_jit
+@jit
 def _work_places(work, eighths, tensor, number, PART: tl.constexpr):
     """Where the values of a part are among those of all matrices."""
     return work + tl.load(eighths + tensor) * 8 + number.to(tl.int64) * PART + tl.arange(0, PART)
 
 
-@_jit
+@jit
 def _lengths(g_table, b_table, tensors, numbers, fours, sums, momentum, PART: tl.constexpr):
     """The sum of squares of the update of one part: Nesterov's, the gradient once more than in the momentum."""
     part = tl.program_id(0)
     tensor, number = tl.load(tensors + part), tl.load(numbers + part)
-    exists = _exists(number, tl.load(fours + tensor), PART)
-    g = tl.load(_places(g_table, tensor, number, PART), mask=exists, other=0.0)
-    b = tl.load(_places(b_table, tensor, number, PART), mask=exists, other=0.0)
+    exists = which_exist(number, tl.load(fours + tensor), PART)
+    g = tl.load(places_of(g_table, tensor, number, PART), mask=exists, other=0.0)
+    b = tl.load(places_of(b_table, tensor, number, PART), mask=exists, other=0.0)
     x = g + momentum * (g + momentum * b)
     tl.store(sums + part, tl.sum(x * x, axis=0))
 
 
-@_jit
+@jit
 def _scales(sums, firsts, scales, BLOCK: tl.constexpr):
     """What makes the update of one tensor as long as 1; 0 stays 0."""
     tensor = tl.program_id(0)
@@ -126,37 +126,37 @@ def _scales(sums, firsts, scales, BLOCK: tl.constexpr):
     tl.store(scales + tensor, tl.where(length > 0.0, 1.0 / tl.where(length > 0.0, length, 1.0), 0.0))
 
 
-@_jit
+@jit
 def _gather(
     g_table, b_table, tensors, numbers, fours, eighths, scales, work, failed, momentum, PART: tl.constexpr
 ):  # fmt: skip
     part = tl.program_id(0)
     tensor, number = tl.load(tensors + part), tl.load(numbers + part)
     count = tl.load(fours + tensor)
-    exists = _exists(number, count, PART)
-    place = _places(b_table, tensor, number, PART)
-    g = tl.load(_places(g_table, tensor, number, PART), mask=exists, other=0.0)
+    exists = which_exist(number, count, PART)
+    place = places_of(b_table, tensor, number, PART)
+    g = tl.load(places_of(g_table, tensor, number, PART), mask=exists, other=0.0)
     b = g + momentum * tl.load(place, mask=exists, other=0.0)
     # A step that is called off leaves the momentum, too, as it is.
-    tl.store(place, b, mask=_exists(number, tl.where(tl.load(failed) == 0.0, count, 0), PART))
+    tl.store(place, b, mask=which_exist(number, tl.where(tl.load(failed) == 0.0, count, 0), PART))
     x = (g + momentum * b) * tl.load(scales + tensor)
     tl.store(_work_places(work, eighths, tensor, number, PART), x.to(work.dtype.element_ty), mask=exists)
 
 
-@_jit
+@jit
 def _products(p_table, tensors, numbers, fours, eighths, work, sums, PART: tl.constexpr):
     """Of one part, the products of weight with itself, with the orthogonal update, and of that with itself."""
     part = tl.program_id(0)
     tensor, number = tl.load(tensors + part), tl.load(numbers + part)
-    exists = _exists(number, tl.load(fours + tensor), PART)
-    p = tl.load(_places(p_table, tensor, number, PART), mask=exists, other=0.0)
+    exists = which_exist(number, tl.load(fours + tensor), PART)
+    p = tl.load(places_of(p_table, tensor, number, PART), mask=exists, other=0.0)
     o = tl.load(_work_places(work, eighths, tensor, number, PART), mask=exists, other=0.0).to(tl.float32)
     tl.store(sums + 3 * part, tl.sum(p * p, axis=0))
     tl.store(sums + 3 * part + 1, tl.sum(p * o, axis=0))
     tl.store(sums + 3 * part + 2, tl.sum(o * o, axis=0))
 
 
-@_jit
+@jit
 def _turns(sums, firsts, keeps, moves, rate, reach, BLOCK: tl.constexpr):
     """What weight and orthogonal update of one tensor are multiplied with: the size of the weight stays the same."""
     tensor = tl.program_id(0)
@@ -178,12 +178,12 @@ def _turns(sums, firsts, keeps, moves, rate, reach, BLOCK: tl.constexpr):
     tl.store(moves + tensor, step * keep)
 
 
-@_jit
+@jit
 def _turn(p_table, tensors, numbers, fours, eighths, work, keeps, moves, failed, PART: tl.constexpr):
     part = tl.program_id(0)
     tensor, number = tl.load(tensors + part), tl.load(numbers + part)
-    exists = _exists(number, tl.where(tl.load(failed) == 0.0, tl.load(fours + tensor), 0), PART)
-    place = _places(p_table, tensor, number, PART)
+    exists = which_exist(number, tl.where(tl.load(failed) == 0.0, tl.load(fours + tensor), 0), PART)
+    place = places_of(p_table, tensor, number, PART)
     p = tl.load(place, mask=exists, other=0.0)
     o = tl.load(_work_places(work, eighths, tensor, number, PART), mask=exists, other=0.0).to(tl.float32)
     tl.store(place, tl.load(keeps + tensor) * p - tl.load(moves + tensor) * o, mask=exists)
