@@ -78,14 +78,17 @@ def given(pairs: list[str]) -> dict[str, Any]:
     return settings
 
 
-def split(folder: Path, *, validation: bool) -> tuple[Source, np.ndarray, Source, np.ndarray]:
+def split(folder: Path, n_images: int | None, *, validation: bool) -> tuple[Source, np.ndarray, Source, np.ndarray]:
+    """What is trained on, all of it or so many images, and what is judged."""
     train, test = np.load(folder / "train.npz"), np.load(folder / "test.npz")
     x, y = train["images"], train["labels"]
+    held, rest = np.split(np.random.default_rng(0).permutation(len(x)), [len(x) // 10])
     if validation:
-        held = np.random.default_rng(0).permutation(len(x))[: len(x) // 10]
-        rest = np.setdiff1d(np.arange(len(x)), held)
-        return open_source(x[rest]), y[rest], open_source(x[held]), y[held]
-    return open_source(x), y, open_source(test["images"]), test["labels"]
+        other, other_labels = x[held], y[held]
+    else:
+        other, other_labels, rest = test["images"], test["labels"], np.concatenate([rest, held])
+    rest = np.sort(rest[:n_images])
+    return open_source(x[rest]), y[rest], open_source(other), other_labels
 
 
 def main() -> None:
@@ -96,6 +99,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--validation", action="store_true")
+    parser.add_argument("--images", type=int, help="train on so many of the images only")
     parser.add_argument("--set", nargs="*", default=[], help="settings as name=value")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument(
@@ -109,7 +113,7 @@ def main() -> None:
     preset = with_method(PRESETS[args.preset], method, recipe=False)
     config = with_settings(preset, data=str(args.data), **settings)
     check_settings(config)
-    source, labels, other, other_labels = split(args.data, validation=args.validation)
+    source, labels, other, other_labels = split(args.data, args.images, validation=args.validation)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     started = time.monotonic()
 
@@ -127,7 +131,7 @@ def main() -> None:
     held = judges(training)
     found: dict[str, Any] = {
         "recipe": args.recipe, "settings": settings, "validation": args.validation,
-        "seconds": round(seconds, 1),
+        "n": len(labels), "seconds": round(seconds, 1),
         "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),
         "effective_rank": round(training.metrics[-1]["effective_rank"], 1),
         "judged": "a tenth of the training images" if args.validation else "the test images",
@@ -150,6 +154,7 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     chosen = [args.recipe, str(args.epochs), str(args.seed), *(re.sub(r"[^\w.-]", "-", pair) for pair in args.set)]
     chosen += [args.preset] if args.preset != "cifar" else []
+    chosen += [f"{args.images}-images"] if args.images else []
     name = "-".join([*chosen, *(["validation"] if args.validation else [])])
     (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))
     if args.keep:

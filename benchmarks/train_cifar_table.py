@@ -67,7 +67,8 @@ The runs, and their settings beside those of the preset:
     if args.note:
         body += f"\n{args.note}\n"
     seeds = ", ".join(sorted({str(run["settings"]["random_state"]) for run in runs}))
-    n = "45,000 training images, 5,000 held out" if runs[0]["validation"] else "50,000 training and 10,000 test images"
+    trained = runs[0].get("n", 45_000 if runs[0]["validation"] else 50_000)
+    n = f"{trained:,} training images, {'5,000 held out' if runs[0]['validation'] else '10,000 test images'}"
     measured = {
         name: "; ".join(dict.fromkeys(run.get(name, "not noted") for run in runs))
         for name in ("command", "commit", "hardware", "software")
