@@ -70,11 +70,13 @@ PRESETS: dict[PresetName, TrainConfig] = {
     "cifar": replace(_SMALL, preset="cifar"),
     "tiny": replace(_SMALL, preset="tiny"),
     # Groups of so weak an encoder overlap, and merging would not stop before one or two: a few are left to look at.
+    # Muon makes more of the few updates that a CPU does; so few want long steps, as shares of the weights.
     "laptop": replace(
         _DEMO,
         preset="laptop",
         views=ViewConfig(image_size=32, augmentation="32"),
         clustering=replace(_DEMO.clustering, merge_floor=8),
+        optimisation=replace(_DEMO.optimisation, optimiser="muon", learning_rate=1.0, trust_coefficient=0.02),
     ),
     "demo": _DEMO,
     "imagenet-100": replace(
