@@ -156,10 +156,11 @@ for scale in (None, torch.tensor(4.0)):
         optimiser = Muon([{"params": params, "turned": True}], 0.3, trust_coefficient=0.05)
         if params is expected:
             optimiser._turn_by_kernels = lambda *given: False  # pyright: ignore
-        optimiser.grad_scale = scale  # pyright: ignore
-        for turn in (0, 1, 0):
+        for number_of_step, turn in enumerate((0, 1, 0)):
+            # One that changes: the same all the time leaves no trace in an update that is made as long as 1.
+            optimiser.grad_scale = None if scale is None else scale / (1 + number_of_step)  # pyright: ignore
             for number, p in enumerate(params):
-                grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(number + 2 * turn))
+                grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(number + 2 * number_of_step))
                 p.grad = grad if number == turn else None
             optimiser.step()
     check(f"gradients in turn, scale {scale}", all(map(close, pair, expected)))
