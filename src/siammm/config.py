@@ -301,8 +301,7 @@ class OptimisationConfig:
     """Parts that a batch is worked through in, to save memory; BatchNorm and contrast see one part at a time."""
 
     optimiser: Literal["lars", "muon", "sgd", "adamw"] = "lars"
-    """LARS as in the paper, Muon for the backbone's matrices and LARS for the rest, SGD with momentum, or AdamW; each
-    wants a learning rate of its own kind."""
+    """LARS as in the paper, Muon for the backbone's matrices and LARS for the rest, SGD with momentum, or AdamW."""
 
     learning_rate: float = 2.0
     """Base rate, for 256 images a batch; it grows with the batch. Of LARS and Muon 0.3 to 5, of SGD 0.03 to 0.3."""
