@@ -91,6 +91,27 @@ class Parts:
         self.fours_T = (size_T // 4).to(device)
 
 
+class Triples:
+    """Where weights, gradients and momenta are, and the parts that they are worked on in: for an optimiser's step."""
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.device = params[0].device
+        self.parts = Parts([p.numel() for p in params], self.device)
+        self._p, self._g, self._b = (Addresses(len(params), self.device) for _ in range(3))
+
+    def note(
+        self, params: Sequence[Tensor], grads: Sequence[Tensor], buffers: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The three tables, with these in them."""
+        return self._p.note(params), self._g.note(grads, always=True), self._b.note(buffers)
+
+    def number(self, value: float | Tensor | None) -> Tensor:
+        """A number as the kernels read it, none as 0; not by copying from the host, which would wait for the device."""
+        if isinstance(value, Tensor):
+            return value.to(self.device, torch.float32)
+        return torch.full((), value or 0.0, device=self.device)
+
+
 @jit
 def _note(table, start, t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13, t14, t15):
     place = table + start

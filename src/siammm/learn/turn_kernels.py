@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from siammm.learn import tensor_table
-from siammm.learn.tensor_table import USUAL, Addresses, Parts, places_of, which_exist
+from siammm.learn.tensor_table import USUAL, Triples, places_of, which_exist
 from siammm.learn.triton_support import jit, tl
 
 
@@ -37,8 +37,7 @@ class TurnKernels:
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         device, sizes = params[0].device, [p.numel() for p in params]
-        self._parts = Parts(sizes, device)
-        self._p, self._g, self._b = (Addresses(len(params), device) for _ in range(3))
+        self._where = Triples(params)
         first_T = torch.tensor([0, *sizes]).cumsum(0)
         self._eighths_T = (first_T // 8).to(device)
         # Products on a GPU are as good for this in bf16.
@@ -46,7 +45,7 @@ class TurnKernels:
             torch.zeros(sum(sizes), dtype=torch.bfloat16 if params[0].is_cuda else torch.float32, device=device)
             for _ in range(2)
         )
-        self._length_P, self._products_P3 = (torch.zeros(self._parts.n, n, device=device) for n in (1, 3))
+        self._length_P, self._products_P3 = (torch.zeros(self._where.parts.n, n, device=device) for n in (1, 3))
         self._scale_T, self._keep_T, self._move_T = (torch.zeros(len(params), device=device) for _ in range(3))
         shapes = [(p.shape[0], p.numel() // p.shape[0]) for p in params]
         self.stacks: list[tuple[Tensor, Tensor]] = []
@@ -72,12 +71,9 @@ class TurnKernels:
         found_inf: Tensor | None,
     ) -> None:
         """One step by ``lr * reach`` of each matrix's size, unless ``found_inf`` holds something else than 0."""
-        parts, device = self._parts, params[0].device
-        p_T, b_T = self._p.note(params), self._b.note(buffers)
-        g_T = self._g.note(grads, always=True)
-        # Not by copying a number from the host, which would wait for the device.
-        lr = lr.to(device, torch.float32) if isinstance(lr, Tensor) else torch.full((), lr, device=device)
-        failed = torch.zeros((), device=device) if found_inf is None else found_inf.to(device, torch.float32)
+        parts = self._where.parts
+        p_T, g_T, b_T = self._where.note(params, grads, buffers)
+        rate, failed = self._where.number(lr), self._where.number(found_inf)
         part, block = {"PART": tensor_table.PART_SIZE, **USUAL}, {"BLOCK": tensor_table.AT_ONCE, **USUAL}
         where = (parts.tensor_P, parts.number_P, parts.fours_T)
         _lengths[(parts.n,)](g_T, b_T, *where, self._length_P, momentum, **part)
@@ -88,7 +84,7 @@ class TurnKernels:
         make_orthogonal(self.stacks)
         _products[(parts.n,)](p_T, *where, self._eighths_T, self._o, self._products_P3, **part)
         _turns[(len(params),)](
-            self._products_P3, parts.first_T, self._keep_T, self._move_T, lr, reach, **block
+            self._products_P3, parts.first_T, self._keep_T, self._move_T, rate, reach, **block
         )  # fmt: skip
         _turn[(parts.n,)](
             p_T, *where, self._eighths_T, self._o, self._keep_T, self._move_T, failed, **part

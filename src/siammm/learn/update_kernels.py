@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from siammm.learn import tensor_table
-from siammm.learn.tensor_table import USUAL, Addresses, Parts, places_of, which_exist
+from siammm.learn.tensor_table import USUAL, Addresses, Parts, Triples, places_of, which_exist
 from siammm.learn.triton_support import jit, tl
 
 
@@ -28,13 +28,12 @@ class LarsKernels:
     """LARS on these parameters and their momenta, with the decay of each and whether its step is rescaled."""
 
     def __init__(self, params: Sequence[Tensor], decays: Sequence[float], scaled: Sequence[bool]) -> None:
-        device = params[0].device
-        self._parts = Parts([p.numel() for p in params], device)
+        self._where = Triples(params)
+        device = self._where.device
         self._decay_T = torch.tensor(decays, dtype=torch.float32, device=device)
         self._scaled_T = torch.tensor(scaled, dtype=torch.int32, device=device)
         self._ratio_T = torch.ones(len(params), device=device)
-        self._sums_P2 = torch.zeros(self._parts.n, 2, device=device)
-        self._p, self._g, self._b = (Addresses(len(params), device) for _ in range(3))
+        self._sums_P2 = torch.zeros(self._where.parts.n, 2, device=device)
 
     def __call__(
         self,
@@ -48,31 +47,16 @@ class LarsKernels:
         found_inf: Tensor | None,
     ) -> None:
         """One step, unless ``found_inf`` holds something else than 0."""
-        parts, device = self._parts, params[0].device
-        p_T, b_T = self._p.note(params), self._b.note(buffers)
-        g_T = self._g.note(grads, always=True)
-        # Not by copying a number from the host, which would wait for the device.
-        lr = lr.to(device, torch.float32) if isinstance(lr, Tensor) else torch.full((), lr, device=device)
-        failed = torch.zeros((), device=device) if found_inf is None else found_inf.to(device, torch.float32)
+        parts = self._where.parts
+        p_T, g_T, b_T = self._where.note(params, grads, buffers)
+        rate, failed = self._where.number(lr), self._where.number(found_inf)
+        part, block = {"PART": tensor_table.PART_SIZE, **USUAL}, {"BLOCK": tensor_table.AT_ONCE, **USUAL}
         where = (parts.tensor_P, parts.number_P, parts.fours_T)
-        _squares[(parts.n,)](p_T, g_T, *where, self._decay_T, self._sums_P2, PART=tensor_table.PART_SIZE, **USUAL)
+        _squares[(parts.n,)](p_T, g_T, *where, self._decay_T, self._sums_P2, **part)
         _ratios[(len(params),)](
-            self._sums_P2, parts.first_T, self._scaled_T, self._ratio_T, trust_coefficient, BLOCK=tensor_table.AT_ONCE,
-            **USUAL,
+            self._sums_P2, parts.first_T, self._scaled_T, self._ratio_T, trust_coefficient, **block
         )  # fmt: skip
-        _lars[(parts.n,)](
-            p_T,
-            g_T,
-            b_T,
-            *where,
-            self._decay_T,
-            self._ratio_T,
-            lr,
-            failed,
-            momentum,
-            PART=tensor_table.PART_SIZE,
-            **USUAL,
-        )
+        _lars[(parts.n,)](p_T, g_T, b_T, *where, self._decay_T, self._ratio_T, rate, failed, momentum, **part)
 
 
 class FollowKernel:
