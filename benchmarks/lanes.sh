@@ -10,14 +10,17 @@ limit=$1 output=$2
 shift 2
 here=$(dirname "$0")
 mkdir -p "$output"
-pgrep -f nvidia-cuda-mps-control > /dev/null || nvidia-cuda-mps-control -d
+# What is started here ends here, so that a run alone on the GPU comes after it as anywhere else.
+if ! pgrep -f nvidia-cuda-mps-control > /dev/null && nvidia-cuda-mps-control -d; then
+    trap 'echo quit | nvidia-cuda-mps-control' EXIT
+fi
 number=0
 for arguments in "$@"; do
     number=$((number + 1))
     (
         begun=$SECONDS
         # shellcheck disable=SC2086 - they are several words
-        timeout "$limit" python3 -u "$here/train_cifar.py" $arguments --output "$output" > "$output/$number.log" 2>&1
+        timeout "$limit" "${PYTHON:-python3}" -u "$here/train_cifar.py" $arguments --output "$output" > "$output/$number.log" 2>&1
         echo "ended with $? after $((SECONDS - begun)) s: $arguments" >> "$output/$number.log"
     ) &
 done

@@ -4,7 +4,7 @@
     python benchmarks/train_cifar.py DATA --recipe siammm --output OUT
 
 DATA is a folder with train.npz and test.npz. Figures are of the last epoch; test labels choose nothing. With
---validation, a tenth of the training images stands in for the test set: for choosing settings.
+--validation, a share of the training images stands in for the test set: for choosing settings.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ RECIPES: dict[str, tuple[MethodName, dict[str, Any]]] = {
     "siammm-fixed": ("siammm", {"merge": "none", "n_components": 1000}),
 }
 
+# Voters and the temperature of their weights: lightly's, and those of DINO.
+KNN = {"knn": (200, 0.1), "knn20": (20, 0.07)}
+
 
 class Lines(Silent):
     """One line an epoch, with the time; and now and then how well it goes, for runs that a limit may end early."""
@@ -78,12 +81,12 @@ def given(pairs: list[str]) -> dict[str, Any]:
     return settings
 
 
-def split(folder: Path, n_images: int | None, *, validation: bool) -> tuple[Source, np.ndarray, Source, np.ndarray]:
-    """What is trained on, all of it or so many images, and what is judged."""
+def split(folder: Path, n_images: int | None, held_out: float) -> tuple[Source, np.ndarray, Source, np.ndarray]:
+    """What is trained on, all of it or so many images, and what is judged: that share of it, or the test images."""
     train, test = np.load(folder / "train.npz"), np.load(folder / "test.npz")
     x, y = train["images"], train["labels"]
-    held, rest = np.split(np.random.default_rng(0).permutation(len(x)), [len(x) // 10])
-    if validation:
+    held, rest = np.split(np.random.default_rng(0).permutation(len(x)), [round(len(x) * (held_out or 0.1))])
+    if held_out:
         other, other_labels = x[held], y[held]
     else:
         other, other_labels, rest = test["images"], test["labels"], np.concatenate([rest, held])
@@ -98,7 +101,10 @@ def main() -> None:
     parser.add_argument("--preset", default="cifar")
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--validation", action="store_true")
+    parser.add_argument(
+        "--validation", type=float, nargs="?", const=0.1, default=0.0, metavar="SHARE",
+        help="judge by this share of the training images, a tenth by default, and not by the test images",
+    )  # fmt: skip
     parser.add_argument("--images", type=int, help="train on so many of the images only")
     parser.add_argument("--set", nargs="*", default=[], help="settings as name=value")
     parser.add_argument("--output", type=Path, required=True)
@@ -113,7 +119,7 @@ def main() -> None:
     preset = with_method(PRESETS[args.preset], method, recipe=False)
     config = with_settings(preset, data=str(args.data), **settings)
     check_settings(config)
-    source, labels, other, other_labels = split(args.data, args.images, validation=args.validation)
+    source, labels, other, other_labels = split(args.data, args.images, args.validation)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     started = time.monotonic()
 
@@ -122,7 +128,8 @@ def main() -> None:
 
     def looked(training: Training) -> str:
         bank, query = (encode(training.network, loader, "features") for loader in (training.loader, judges(training)))
-        return f"kNN so far {knn_accuracy(query, other_labels, bank, labels, k=200, temperature=0.1):.4f}"
+        many, few = (knn_accuracy(query, other_labels, bank, labels, k=k, temperature=t) for k, t in KNN.values())
+        return f"kNN so far {many:.4f} (200 voters), {few:.4f} (20)"
 
     # Test images are looked at once, at the end.
     training = Training(config, source, device, listener=Lines(looked if args.validation else None))
@@ -130,18 +137,18 @@ def main() -> None:
     seconds = time.monotonic() - started
     held = judges(training)
     found: dict[str, Any] = {
-        "recipe": args.recipe, "settings": settings, "validation": args.validation,
-        "n": len(labels), "seconds": round(seconds, 1),
+        "recipe": args.recipe, "settings": settings, "validation": bool(args.validation),
+        "n": len(labels), "n_judged": len(other_labels), "seconds": round(seconds, 1),
         "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),
         "effective_rank": round(training.metrics[-1]["effective_rank"], 1),
-        "judged": "a tenth of the training images" if args.validation else "the test images",
+        "judged": f"{len(other_labels):,} of the training images" if args.validation else "the test images",
         **record.circumstances(),
     }  # fmt: skip
     outputs: dict[str, Output] = {"online": "features", "momentum": "momentum features"}
     for name, output in outputs.items():
         bank, query = encode(trained.network, training.loader, output), encode(trained.network, held, output)
-        found[f"knn_{name}"] = knn_accuracy(query, other_labels, bank, labels, k=200, temperature=0.1)
-        found[f"knn20_{name}"] = knn_accuracy(query, other_labels, bank, labels, k=20, temperature=0.07)
+        for kind, (k, temperature) in KNN.items():
+            found[f"{kind}_{name}"] = knn_accuracy(query, other_labels, bank, labels, k=k, temperature=temperature)
         if args.epochs >= 50 and output == "features":
             y, y_test = torch.from_numpy(labels), torch.from_numpy(other_labels)
             found[f"linear_{name}"] = linear_accuracy(bank, y, query, y_test)

@@ -68,7 +68,8 @@ The runs, and their settings beside those of the preset:
         body += f"\n{args.note}\n"
     seeds = ", ".join(sorted({str(run["settings"]["random_state"]) for run in runs}))
     trained = runs[0].get("n", 45_000 if runs[0]["validation"] else 50_000)
-    n = f"{trained:,} training images, {'5,000 held out' if runs[0]['validation'] else '10,000 test images'}"
+    judged = runs[0].get("n_judged", 5_000 if runs[0]["validation"] else 10_000)
+    n = f"{trained:,} training images, {judged:,} {'held out' if runs[0]['validation'] else 'test images'}"
     measured = {
         name: "; ".join(dict.fromkeys(run.get(name, "not noted") for run in runs))
         for name in ("command", "commit", "hardware", "software")
