@@ -103,7 +103,7 @@ def chosen(factors: list[tuple[str, str, str]], changes: list[bool]) -> list[str
 
 def looked(log: str) -> list[tuple[int, float, float]]:
     """Each look at the held-out images on the way: the epoch, kNN of 200 and of 20 voters."""
-    pattern = r"epoch (\d+):.*\n(?:.*\n)*?\s+kNN so far ([\d.]+) \(200 voters\), ([\d.]+) \(20\)"
+    pattern = r"epoch (\d+):.*\n\s+kNN so far ([\d.]+) \(200 voters\), ([\d.]+) \(20\)"
     return [(int(epoch), float(many), float(few)) for epoch, many, few in re.findall(pattern, log)]
 
 
