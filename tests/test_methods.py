@@ -225,6 +225,10 @@ def test_heads_and_losses_are_the_papers_under_every_preset() -> None:
         assert (simsiam.hidden_dim, simsiam.embedding_dim, simsiam.predictor_hidden_dim) == (2048, 2048, 512)
         norms = {name: with_method(preset, name).network.projector_norm for name in METHODS}
         assert [name for name, norm in norms.items() if norm == "plain"] == ["siammm", "simsiam", "moco-v3"]
+        objectives = {name: with_method(preset, name).objective for name in PEERS}
+        assert {objective.contrastive_temperature_end for objective in objectives.values()} == {None}
+        weights = {name: objective.cluster_weight for name, objective in objectives.items()}
+        assert weights == dict.fromkeys(PEERS, 1.0) | {"pcl": 0.4, "propos": 0.05}
 
 
 def test_settings_stored_before_there_were_methods_are_those_of_siammm() -> None:

@@ -12,11 +12,12 @@ import pytest
 
 from siammm import cli
 from siammm.config import TrainConfig, initial_clusters
-from siammm.data.view_settings import views
+from siammm.data.view_settings import preset_for, views
 from siammm.errors import InputError, StoredFileError
 from siammm.presets import PRESETS, as_plain, check_settings, from_plain, setting_homes, with_settings
 
 PAPER = Path(__file__).parents[2] / "shared" / "paper" / "siammm.tex"
+RUNS = Path(__file__).parents[1] / "benchmarks" / "results" / "runs"
 
 
 # -- the paper
@@ -96,6 +97,14 @@ def test_small_images_begin_with_contrast(name: Any) -> None:
     # The paper's own presets are as the paper has it.
     paper = PRESETS["imagenet-200"]
     assert (paper.objective.instance_loss, paper.clustering.cluster_after) == ("cosine", 0.0)
+
+
+def test_the_fast_preset_is_the_run_that_was_measured() -> None:
+    run = json.loads((RUNS / "siammm-screened-645-0.json").read_text("utf-8"))
+    measured, fast = with_settings(PRESETS["cifar"], **run["settings"]), PRESETS["cifar-fast"]
+    # Its images had 32 pixels, from which both follow.
+    views = dataclasses.replace(measured.views, image_size=32, augmentation=preset_for(32))
+    assert dataclasses.replace(measured, preset="cifar-fast", views=views) == fast
 
 
 @pytest.mark.parametrize(("n_images", "found"), [(2, 2), (10, 2), (100, 8), (1797, 144), (50_000, 4000)])

@@ -357,7 +357,7 @@ class RunConfig:
     """Seed of everything random; the same seed gives the same run on the same machine."""
 
 
-PresetName = Literal["cifar", "tiny", "laptop", "demo", "imagenet-100", "imagenet-200"]
+PresetName = Literal["cifar", "cifar-fast", "tiny", "laptop", "demo", "imagenet-100", "imagenet-200"]
 MethodName = Literal["siammm", "byol", "simsiam", "moco-v3", "swav", "deepcluster-v2", "pcl", "propos"]
 
 
@@ -384,7 +384,7 @@ class TrainConfig:
 
     # The other defaults here are the paper's objective, not those of this preset: start from ``PRESETS``.
     preset: PresetName = "cifar"
-    """Start from: cifar (32 px), tiny (64 px), laptop (no GPU), demo (digits), imagenet-100 and -200 (the paper)."""
+    """Start from: cifar (32 px), cifar-fast (a GPU), tiny (64 px), laptop (no GPU), demo, imagenet-100, -200 (paper)."""
 
     method: MethodName = "siammm"
     """What is trained: SiamMM, or one of its peers, for comparison, with the objective and recipe of its paper."""

@@ -52,6 +52,8 @@ _PROTOTYPES: dict[str, Any] = {
     "prototype_temperature": 0.1,
     "cluster_after": 0.0,
 }
+# What a preset tunes for SiamMM's own losses is none of a peer's.
+_UNTUNED: dict[str, Any] = {"contrastive_temperature_end": None, "cluster_weight": 1.0}
 # Clusters by k-means, anew in each epoch: every image in one of them.
 _K_MEANS: dict[str, Any] = {"n_neighbours": 1, "merge": "none", "centroids": "reinitialised"}
 
@@ -151,7 +153,8 @@ METHODS: dict[MethodName, Method] = {
 def with_method(config: TrainConfig, name: MethodName, *, recipe: bool = True) -> TrainConfig:
     """A preset turned into one for this method; without ``recipe`` only its objective changes."""
     method, is_large = METHODS[name], config.preset.startswith("imagenet")
-    settings = method.objective | (method.large if is_large else method.small)
+    settings = {} if name == "siammm" else _UNTUNED
+    settings = settings | method.objective | (method.large if is_large else method.small)
     if recipe:
         settings |= method.recipe if is_large else method.small_recipe
     return with_settings(config, method=name, **settings)

@@ -35,8 +35,8 @@ from siammm.learn.optim import learning_rate
 from siammm.presets import with_settings
 
 N_IMAGES = {
-    "cifar": 50_000, "tiny": 100_000, "laptop": 5_000, "demo": 1_797, "imagenet-100": 1_281_167,
-    "imagenet-200": 1_281_167,
+    "cifar": 50_000, "cifar-fast": 50_000, "tiny": 100_000, "laptop": 5_000, "demo": 1_797,
+    "imagenet-100": 1_281_167, "imagenet-200": 1_281_167,
 }  # fmt: skip
 """The images of the set that each preset is for; of a laptop's, a folder of some size."""
 _SIZES = {"cifar": 32, "tiny": 64, "demo": 8}

@@ -35,7 +35,7 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
 
     Parameters
     ----------
-    preset : {"auto", "cifar", "tiny", "laptop", "demo", "imagenet-100", "imagenet-200"}, default="auto"
+    preset : {"auto", "cifar", "cifar-fast", "tiny", "laptop", "demo", "imagenet-100", "imagenet-200"}, default="auto"
         The settings to start from; "auto" chooses by the size of the images.
     epochs, batch_size, backbone, image_size, n_components : optional
         As in ``siammm train``; None is the preset's.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import os
 import types
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -261,7 +262,7 @@ class Step:
 
     def _warmed_up(self, batch: Batch, clustered: bool) -> None:
         """Run a few real steps on a side stream, then capture the one that all others replay."""
-        with _convolutions_tried():
+        with _convolutions_tried(), _without_advice():
             self._warm_up_or_capture(batch, clustered)
 
     def _warm_up_or_capture(self, batch: Batch, clustered: bool) -> None:
@@ -297,6 +298,18 @@ def _convolutions_tried() -> Iterator[None]:
         yield
     finally:
         cudnn.benchmark = before
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Keep to ourselves what torch advises while it compiles and captures: the user can do nothing about it.
+
+    The loss is small, and exact in float32 on purpose; and a capture has a stream that is not the weights' own.
+    """
+    with warnings.catch_warnings():
+        for message in ("TensorFloat32 tensor cores", "The AccumulateGrad node's stream does not match"):
+            warnings.filterwarnings("ignore", message, UserWarning)
+        yield
 
 
 def freshly_compiled(function: Any) -> Any:
