@@ -11,6 +11,8 @@ factors together are not told from those of a third; columns that no factor has 
 
 A trial's score is the mean of kNN of 200 and of 20 voters, where the slowest trial looked last. This program takes the
 better value of each factor, and with --epochs runs them on the test images: nobody sees these before, nobody chooses.
+
+Legend:  R trials, C columns of the design, K kinds of accuracy.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).parent
+KINDS = ("200 voters", "20 voters")
 
 
 def main() -> None:
@@ -56,24 +59,30 @@ def main() -> None:
     last = min(map(len, looks)) - 1
     if last < 0:
         sys.exit(f"A trial ended before its first look at the held-out images; the logs are in {trials}.")
-    kinds = {"200 voters": 0, "20 voters": 1}
-    found_RK = np.array([[*look[last][1:]] for look in looks])
-    report = {"epoch": looks[0][last][0], "trials": dict(zip(lanes, found_RK.tolist(), strict=True)), "effects": {}}
-    better = []
-    for column in range(design_RC.shape[1]):
-        on_R = design_RC[:, column]
-        effect_K = found_RK[on_R].mean(axis=0) - found_RK[~on_R].mean(axis=0)
-        named = column < len(args.factor)
-        better.append(bool(effect_K.mean() > 0) and named)
-        title = "{}: {} to {}".format(*args.factor[column]) if named else f"no factor, column {column + 1}"
-        report["effects"][title] = {kind: round(float(effect_K[index]), 5) for kind, index in kinds.items()}
-    report["chosen"] = chosen(args.factor, better)
+    epoch = looks[0][last][0]
+    found_RK = np.array([look[last][1:] for look in looks])
+    effect_CK = effects(design_RC, found_RK)
+    better = chosen(args.factor, (effect_CK.mean(axis=1) > 0).tolist())
+    titles = ["{}: {} to {}".format(*factor) for factor in args.factor]
+    titles += [f"no factor, column {column + 1}" for column in range(len(titles), len(effect_CK))]
+    report = {
+        "epoch": epoch,
+        "trials": [
+            dict(zip(KINDS, row_K, strict=True)) | {"trial": lane}
+            for row_K, lane in zip(found_RK.tolist(), lanes, strict=True)
+        ],
+        "effects": {
+            title: dict(zip(KINDS, row_K, strict=True))
+            for title, row_K in zip(titles, effect_CK.round(5).tolist(), strict=True)
+        },
+        "chosen": better,
+    }
     (args.output / "screen.json").write_text(json.dumps(report, indent=1))
     print(json.dumps(report, indent=1), flush=True)
     if args.epochs:
         began = time.monotonic()
         command = [sys.executable, "-u", str(HERE / "train_cifar.py"), *common, "--epochs", str(args.epochs)]
-        command += ["--set", *args.common, *report["chosen"], "--output", str(args.output)]
+        command += ["--set", *args.common, *better, "--output", str(args.output)]
         subprocess.run(command, check=True)
         print(f"the whole command: {time.monotonic() - began:.1f} s", flush=True)
 
@@ -94,6 +103,11 @@ def design(n_factors: int) -> np.ndarray:
     while sign.shape[0] <= n_factors:
         sign = np.block([[sign, sign], [sign, -sign]])
     return sign[:, 1:] < 0
+
+
+def effects(design_RC: np.ndarray, found_RK: np.ndarray) -> np.ndarray:
+    """What changing a column gains of each kind, in the mean over all other changes."""
+    return np.array([found_RK[on_R].mean(axis=0) - found_RK[~on_R].mean(axis=0) for on_R in design_RC.T])
 
 
 def chosen(factors: list[tuple[str, str, str]], changes: list[bool]) -> list[str]:

@@ -384,7 +384,7 @@ class TrainConfig:
 
     # The other defaults here are the paper's objective, not those of this preset: start from ``PRESETS``.
     preset: PresetName = "cifar"
-    """Start from: cifar (32 px), cifar-fast (a GPU), tiny (64 px), laptop (no GPU), demo, imagenet-100, -200 (paper)."""
+    """Start from: cifar (32 px), cifar-fast (GPU), tiny (64 px), laptop (CPU), demo, imagenet-100 and -200 (paper)."""
 
     method: MethodName = "siammm"
     """What is trained: SiamMM, or one of its peers, for comparison, with the objective and recipe of its paper."""
