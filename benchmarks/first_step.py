@@ -63,6 +63,7 @@ def main() -> None:
                 stdout=subprocess.PIPE,
             )  # fmt: skip
             found[name] = json.loads(done.stdout.splitlines()[-1]) | {"whole": time.monotonic() - began}
+            print(name, json.dumps(found[name]), flush=True)  # for those who must stop it before the second is done
     kinds = ["imports and images", *KINDS, "else"]
     rows: list[list[str]] = []
     for phase in ("until the first epoch ends", "the epoch with which clusters begin", "a later epoch"):
