@@ -78,7 +78,7 @@ def main() -> None:
         f"{number(machine['peak_flops'] / 1e12)} TFLOP/s; `siammm --help` takes {stored['help_seconds']:.2f} s.\n"
     )
     for figures in stored["presets"]:
-        body += f"\n## {figures['preset']}: {figures['backbone']} at {figures['image_size']} pixels\n\n"
+        body += f"\n## {figures['preset']}: {figures['backbone']} at {figures['view_size']} pixels\n\n"
         body += record.table(HEADER, rows(figures)) + "\n"
     names = ", ".join(f"{f['preset']} ({f['n_images']:,} images, K = {f['n_components']:,})" for f in stored["presets"])
     path = record.write(

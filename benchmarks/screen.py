@@ -7,10 +7,11 @@
 The first value of a factor is what is usual, the second the change. Four trials judge up to three factors, eight up to
 seven: every value of every factor is in half of them, each pair of values of two factors in a quarter. So an effect is
 the difference of the means of two halves, and eight trials have half the noise of a comparison of two. Effects of two
-factors together are not told from those of a third; columns that no factor has show how large noise and these are.
+factors together are not told from those of a third; columns that no factor has hint at how large noise and these are.
 
-A trial's score is the mean of kNN of 200 and of 20 voters, where the slowest trial looked last. This program takes the
-better value of each factor, and with --epochs runs them on the test images: nobody sees these before, nobody chooses.
+A trial's score is the mean of kNN of 200 and of 20 voters, after the last epoch that all trials have reached. This
+program takes the better value of each factor, and with --epochs runs them on the test images: the choice is made before
+any of these combinations is measured on them.
 
 Legend:  R trials, C columns of the design, K kinds of accuracy.
 """
@@ -28,6 +29,8 @@ from pathlib import Path
 
 import numpy as np
 
+from train_cifar import share
+
 HERE = Path(__file__).parent
 KINDS = ("200 voters", "20 voters")
 
@@ -38,7 +41,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="siammm")
     parser.add_argument("--trial-epochs", type=int, required=True)
     parser.add_argument("--trial-seconds", type=int, default=3600, help="trials that take longer are stopped")
-    parser.add_argument("--held-out", type=float, default=0.1, help="share of the training images that judge trials")
+    parser.add_argument("--held-out", type=share, default=0.1, help="share of the training images that judge trials")
     parser.add_argument("--common", nargs="*", default=[], help="settings of all, as name=value")
     parser.add_argument("--trial-only", nargs="*", default=[], help="settings of the trials alone")
     parser.add_argument("--factor", type=factor, action="append", required=True, help="name=usual,changed")
@@ -48,22 +51,22 @@ def main() -> None:
     common = [str(args.data), "--recipe", args.recipe]
     trials = args.output / "trials"
     design_RC = design(len(args.factor))
-    words = ["--validation", str(args.held_out), "--epochs", str(args.trial_epochs), "--set"]
+    fixed = ["--validation", str(args.held_out), "--epochs", str(args.trial_epochs), "--set"]
     lanes = [
-        " ".join([*common, *words, *args.common, *args.trial_only, *chosen(args.factor, row_C.tolist())])
+        " ".join([*common, *fixed, *args.common, *args.trial_only, *chosen(args.factor, row_C.tolist())])
         for row_C in design_RC
     ]
     lanes_command = ["bash", str(HERE / "lanes.sh"), str(args.trial_seconds), str(trials), *lanes]
     subprocess.run(lanes_command, env=os.environ | {"PYTHON": sys.executable}, check=True)
     looks = [looked((trials / f"{number}.log").read_text()) for number in range(1, len(lanes) + 1)]
-    last = min(map(len, looks)) - 1
-    if last < 0:
+    epochs = set.intersection(*map(set, looks))
+    if not epochs:
         sys.exit(f"A trial ended before its first look at the held-out images; the logs are in {trials}.")
-    epoch = looks[0][last][0]
-    found_RK = np.array([look[last][1:] for look in looks])
-    effect_CK = effects(design_RC, found_RK)
+    epoch = max(epochs)
+    found_RK = np.array([look[epoch] for look in looks])
+    effect_CK = effects(design_RC, found_RK).round(5)  # a rounding error is no gain
     better = chosen(args.factor, (effect_CK.mean(axis=1) > 0).tolist())
-    titles = ["{}: {} to {}".format(*factor) for factor in args.factor]
+    titles = ["{}: {} to {}".format(*words) for words in args.factor]
     titles += [f"no factor, column {column + 1}" for column in range(len(titles), len(effect_CK))]
     report = {
         "epoch": epoch,
@@ -72,8 +75,7 @@ def main() -> None:
             for row_K, lane in zip(found_RK.tolist(), lanes, strict=True)
         ],
         "effects": {
-            title: dict(zip(KINDS, row_K, strict=True))
-            for title, row_K in zip(titles, effect_CK.round(5).tolist(), strict=True)
+            title: dict(zip(KINDS, row_K, strict=True)) for title, row_K in zip(titles, effect_CK.tolist(), strict=True)
         },
         "chosen": better,
     }
@@ -115,10 +117,16 @@ def chosen(factors: list[tuple[str, str, str]], changes: list[bool]) -> list[str
     return [f"{name}={values[changed]}" for (name, *values), changed in zip(factors, changes, strict=False)]
 
 
-def looked(log: str) -> list[tuple[int, float, float]]:
-    """Each look at the held-out images on the way: the epoch, kNN of 200 and of 20 voters."""
-    pattern = r"epoch (\d+):.*\n\s+kNN so far ([\d.]+) \(200 voters\), ([\d.]+) \(20\)"
-    return [(int(epoch), float(many), float(few)) for epoch, many, few in re.findall(pattern, log)]
+def looked(log: str) -> dict[int, tuple[float, float]]:
+    """kNN of 200 and of 20 voters after each epoch in which a trial looked at the held-out images."""
+    found: dict[int, tuple[float, float]] = {}
+    epoch = 0
+    for line in log.splitlines():
+        if began := re.match(r" *[\d.]+ s  epoch (\d+):", line):
+            epoch = int(began[1])
+        elif look := re.match(r" +kNN so far ([\d.]+) \(200 voters\), ([\d.]+) \(20\)", line):
+            found[epoch] = (float(look[1]), float(look[2]))
+    return found
 
 
 if __name__ == "__main__":

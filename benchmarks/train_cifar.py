@@ -10,6 +10,7 @@ DATA is a folder with train.npz and test.npz. Figures are of the last epoch; tes
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import time
@@ -35,14 +36,15 @@ from siammm.learn.results import save_network
 from siammm.methods import METHODS, with_method
 from siammm.presets import PRESETS, check_settings, with_settings
 
+_COSINE: dict[str, Any] = {"instance_loss": "cosine", "contrastive_temperature_end": None}
 # Each a method, and what it changes of it. ProPos is told the number of classes; nothing else is.
 RECIPES: dict[str, tuple[MethodName, dict[str, Any]]] = {
     **{name: (name, {}) for name in METHODS},
     # With SiamMM's heads: the network of the paper's objective, less the clusters.
-    "byol": ("siammm", {"instance_loss": "cosine", "cluster_loss": "none"}),
+    "byol": ("siammm", {**_COSINE, "cluster_loss": "none"}),
     "propos": ("propos", {"n_components": 10}),
-    "siammm-cosine": ("siammm", {"instance_loss": "cosine", "cluster_after": 0.0}),  # the paper's objective
-    "siammm-paper": ("siammm", {"instance_loss": "cosine", "cluster_after": 0.0, "merge": "paper"}),
+    "siammm-cosine": ("siammm", {**_COSINE, "cluster_after": 0.0}),  # the paper's objective
+    "siammm-paper": ("siammm", {**_COSINE, "cluster_after": 0.0, "merge": "paper"}),
     "siammm-fixed": ("siammm", {"merge": "none", "n_components": 1000}),
 }
 
@@ -69,6 +71,11 @@ class Lines(Silent):
             print(f"           {self._looks(training)}", flush=True)
 
 
+def look(many: float, few: float) -> str:
+    """The accuracy with 200 and with 20 voters, as ``screen.py`` reads it again."""
+    return f"kNN so far {many:.4f} (200 voters), {few:.4f} (20)"
+
+
 def given(pairs: list[str]) -> dict[str, Any]:
     """Settings as name=value; a value is JSON, or else a word."""
     settings: dict[str, Any] = {}
@@ -81,12 +88,26 @@ def given(pairs: list[str]) -> dict[str, Any]:
     return settings
 
 
-def split(folder: Path, n_images: int | None, held_out: float) -> tuple[Source, np.ndarray, Source, np.ndarray]:
+def share(text: str) -> float:
+    """Of the training images, for judging; there must be some, and some to train on."""
+    value = float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share of the images; give one above 0 and below 1")
+    return value
+
+
+def file_name(words: list[str]) -> str:
+    """One that a file system takes: settings of many words are told apart by their hash."""
+    name = "-".join(re.sub(r"[^\w.-]", "-", word) for word in words)
+    return name if len(name) <= 120 else f"{name[:100]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def split(folder: Path, n_images: int | None, held_out: float | None) -> tuple[Source, np.ndarray, Source, np.ndarray]:
     """What is trained on, all of it or so many images, and what is judged: that share of it, or the test images."""
     train, test = np.load(folder / "train.npz"), np.load(folder / "test.npz")
     x, y = train["images"], train["labels"]
     held, rest = np.split(np.random.default_rng(0).permutation(len(x)), [round(len(x) * (held_out or 0.1))])
-    if held_out:
+    if held_out is not None:
         other, other_labels = x[held], y[held]
     else:
         other, other_labels, rest = test["images"], test["labels"], np.concatenate([rest, held])
@@ -99,10 +120,10 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--recipe", choices=RECIPES, default="siammm")
     parser.add_argument("--preset", default="cifar")
-    parser.add_argument("--epochs", type=int, default=200)
+    parser.add_argument("--epochs", type=int, help="by default the preset's")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--validation", type=float, nargs="?", const=0.1, default=0.0, metavar="SHARE",
+        "--validation", type=share, nargs="?", const=0.1, metavar="SHARE",
         help="judge by this share of the training images, a tenth by default, and not by the test images",
     )  # fmt: skip
     parser.add_argument("--images", type=int, help="train on so many of the images only")
@@ -113,7 +134,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     method, changes = RECIPES[args.recipe]
-    settings = changes | {"epochs": args.epochs, "random_state": args.seed}
+    epochs = args.epochs or PRESETS[args.preset].optimisation.epochs
+    settings = changes | {"epochs": epochs, "random_state": args.seed}
     settings |= given(args.set)
     # The objective alone: everything is trained with the preset's optimisation.
     preset = with_method(PRESETS[args.preset], method, recipe=False)
@@ -129,15 +151,15 @@ def main() -> None:
     def looked(training: Training) -> str:
         bank, query = (encode(training.network, loader, "features") for loader in (training.loader, judges(training)))
         many, few = (knn_accuracy(query, other_labels, bank, labels, k=k, temperature=t) for k, t in KNN.values())
-        return f"kNN so far {many:.4f} (200 voters), {few:.4f} (20)"
+        return look(many, few)
 
     # Test images are looked at once, at the end.
-    training = Training(config, source, device, listener=Lines(looked if args.validation else None))
+    training = Training(config, source, device, listener=Lines(None if args.validation is None else looked))
     trained = training.run()
     seconds = time.monotonic() - started
     held = judges(training)
     found: dict[str, Any] = {
-        "recipe": args.recipe, "settings": settings, "validation": bool(args.validation),
+        "recipe": args.recipe, "settings": settings, "validation": args.validation is not None,
         "n": len(labels), "n_judged": len(other_labels), "seconds": round(seconds, 1),
         "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),
         "effective_rank": round(training.metrics[-1]["effective_rank"], 1),
@@ -149,7 +171,7 @@ def main() -> None:
         bank, query = encode(trained.network, training.loader, output), encode(trained.network, held, output)
         for kind, (k, temperature) in KNN.items():
             found[f"{kind}_{name}"] = knn_accuracy(query, other_labels, bank, labels, k=k, temperature=temperature)
-        if args.epochs >= 50 and output == "features":
+        if epochs >= 50 and output == "features":
             y, y_test = torch.from_numpy(labels), torch.from_numpy(other_labels)
             found[f"linear_{name}"] = linear_accuracy(bank, y, query, y_test)
     if trained.mixture is not None and trained.labels is not None:
@@ -158,11 +180,13 @@ def main() -> None:
         names = ("ami", "nmi", "ari", "hungarian_accuracy", "majority_accuracy")
         found |= {name: getattr(scores, name) for name in names}
         found["k_curve"] = [row.get("n_clusters") for row in training.metrics]
+    print(json.dumps({key: value for key, value in found.items() if key != "k_curve"}), flush=True)
     args.output.mkdir(parents=True, exist_ok=True)
-    chosen = [args.recipe, str(args.epochs), str(args.seed), *(re.sub(r"[^\w.-]", "-", pair) for pair in args.set)]
-    chosen += [args.preset] if args.preset != "cifar" else []
-    chosen += [f"{args.images}-images"] if args.images else []
-    name = "-".join([*chosen, *(["validation"] if args.validation else [])])
+    words = [args.recipe, str(epochs), str(args.seed)]
+    words += [args.preset] if args.preset != "cifar" else []
+    words += [f"{args.images}-images"] if args.images else []
+    words += ["validation"] if args.validation else []
+    name = file_name([*words, *args.set])
     (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))
     if args.keep:
         kept: dict[str, Any] = {
@@ -182,7 +206,6 @@ def main() -> None:
         save_network(folder / run.ENCODER, trained.network, training.config, training.clean_view)
         if trained.mixture is not None:
             trained.mixture.save(folder / run.MIXTURE)
-    print(json.dumps({key: value for key, value in found.items() if key != "k_curve"}), flush=True)
 
 
 if __name__ == "__main__":

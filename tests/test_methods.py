@@ -214,6 +214,11 @@ def test_a_method_survives_being_stored_and_differs_from_its_preset_in_nothing(n
     check_settings(with_settings(config, n_components=10) if name == "propos" else config)
 
 
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
+def test_siammm_is_the_preset_itself(preset: TrainConfig) -> None:
+    assert with_method(preset, "siammm") == preset
+
+
 def test_heads_and_losses_are_the_papers_under_every_preset() -> None:
     for preset in PRESETS.values():
         losses = {name: with_method(preset, name).objective.instance_loss for name in PEERS}
@@ -274,7 +279,7 @@ def test_the_command_starts_from_the_method_and_flags_win() -> None:
         ("pcl", {"queue_size": -1}, "--queue-size is -1, but it must be at least 0"),
         ("pcl", {"more_components": (9, 0)}, "--more-components is 0, but it must be at least 1"),
         ("byol", {"queue_size": 9}, "--queue-size is 9, but only"),
-        ("byol", {"contrastive_temperature_end": 1.0}, "--instance-loss cosine has no temperature; leave it out"),
+        ("byol", {"contrastive_temperature_end": 1.0}, "--instance-loss cosine has no temperature; use None"),
         ("moco-v3", {"contrastive_temperature_end": 0.0}, "--contrastive-temperature-end is 0.0, but it must be"),
         ("byol", {"momentum_encoder": False, "predictor_layers": 0}, "all images become one point"),
         ("simsiam", {"predictor_layers": 0}, "all images become one point"),

@@ -252,6 +252,15 @@ def test_the_encoder_that_is_left_makes_the_embeddings_that_were_clustered(image
     np.testing.assert_array_equal(mixture.predict(encode(network, loader, "embeddings").numpy()), clusters)
 
 
+@pytest.mark.parametrize(("batch", "few"), [("4", False), ("8", True)])
+def test_an_epoch_of_few_updates_is_remarked_on(batch: str, few: bool, tmp_path: Path, capsys: Any) -> None:
+    np.save(tmp_path / "x.npy", example_images(40, size=(8, 8)).images)
+    words = ["train", str(tmp_path / "x.npy"), *SETTINGS, "--epochs", "1", "--output", str(tmp_path / "o")]
+    assert main([*words, "--batch-size", batch]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert (f"With --batch-size {batch} an epoch is less than 10 updates; a smaller one learns more" in printed) == few
+
+
 def test_without_clusters_there_is_no_mixture(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(images), *SETTINGS, "--cluster-loss", "none", "--epochs", "1"]) == 0
     left = sorted(path.name for path in Path("images-run").iterdir())

@@ -203,10 +203,11 @@ def test_figures_follow_from_each_other() -> None:
 def test_a_slow_loader_sets_the_pace() -> None:
     time_ = ClusteringTime(samples=1, expectation_and_maximisation=2, merging=7, scale=1)
     figures = Figures(
-        preset="imagenet-200", backbone="resnet50", image_size=224, n_images=1000, n_components=10, epochs=36,
-        batch_size=4, preset_batch_size=4, precision="bf16", compiled=True, images_per_second=50.0, windows=[50.0],
-        images_per_second_alone=50.0, flops_per_image=1e9, share_of_peak=0.5, setup_seconds=1, first_step_seconds=1,
-        ready_seconds=1, peak_memory=1, search_flops=1e9, clustering=time_, loader_images_per_second=10.0, workers=3,
+        preset="imagenet-200", backbone="resnet50", image_size=224, view_size=224, n_images=1000, n_components=10,
+        epochs=36, batch_size=4, preset_batch_size=4, precision="bf16", compiled=True, images_per_second=50.0,
+        windows=[50.0], images_per_second_alone=50.0, flops_per_image=1e9, share_of_peak=0.5, setup_seconds=1,
+        first_step_seconds=1, ready_seconds=1, peak_memory=1, search_flops=1e9, clustering=time_,
+        loader_images_per_second=10.0, workers=3,
     )  # fmt: skip
     assert figures.epoch_seconds == 110
     assert figures.clustering_share == pytest.approx(1 / 11)

@@ -7,19 +7,36 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-GAINS = {"a": 0.01, "b": -0.02, "c": 0.03, "d": -0.04}
-LOOK = "   {:7.1f} s  epoch {}: loss 1.0  {} images/s\n           kNN so far {:.4f} (200 voters), {:.4f} (20)\n"
+# Of each setting, with 200 and with 20 voters: of d only the mean is a gain, of e there is none.
+GAINS = {"a": (0.01, 0.02), "b": (-0.02, -0.01), "c": (0.03, 0.03), "d": (-0.01, 0.03), "e": (0.0, 0.0)}
 
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     return importlib.import_module("screen")
+
+
+@pytest.fixture
+def lines(screen: Any, capsys: pytest.CaptureFixture[str]) -> Any:
+    """What a trial prints: after so many of its 110 epochs, with these accuracies at each look."""
+    train_cifar = importlib.import_module("train_cifar")
+
+    def printed(n_epochs: int, accuracies: Any) -> str:
+        looks = iter(accuracies)
+        listener = train_cifar.Lines(lambda _: train_cifar.look(*next(looks)))
+        listener.began(SimpleNamespace(config=SimpleNamespace(optimisation=SimpleNamespace(epochs=110))))
+        for epoch in range(1, n_epochs + 1):
+            listener.finished_epoch({"epoch": epoch, "loss": 1.0, "images_per_second": 7.0})
+        return capsys.readouterr().out
+
+    return printed
 
 
 @pytest.mark.parametrize(("n_factors", "n_trials"), [(1, 2), (2, 4), (3, 4), (4, 8), (7, 8), (8, 16)])
@@ -38,58 +55,78 @@ def test_effects_that_add_up_are_found_exactly_and_an_empty_column_shows_none(sc
     np.testing.assert_allclose(screen.effects(design_RC, 7.0 + design_RC @ gain_CK), gain_CK, atol=1e-12)
 
 
-def test_looks_are_read_with_their_epochs_whatever_else_is_printed(screen: Any) -> None:
-    log = "torch.py:1: UserWarning: epoch 3: no\n  warnings.warn(\n"
-    log += "    0.5 s  epoch 1: loss 2.0\n" + LOOK.format(1, 2, 7, 0.5, 0.6) + "    1.5 s  epoch 3: loss 2.0\n"
-    assert screen.looked(log + LOOK.format(2, 4, 7, 0.55, 0.65)) == [(2, 0.5, 0.6), (4, 0.55, 0.65)]
+def test_looks_are_read_with_their_epochs_whatever_else_is_printed(screen: Any, lines: Any) -> None:
+    log = lines(30, [(0.5, 0.6), (0.55, 0.65)])
+    assert screen.looked(log) == {11: (0.5, 0.6), 22: (0.55, 0.65)}
+    warned = "torch.py:1: UserWarning: epoch 3: no\n  warnings.warn(\n"
+    assert screen.looked(warned + log.replace("           kNN", f"{warned}           kNN")) == screen.looked(log)
 
 
-def ran(screen: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, looks: dict[int, int]) -> tuple[list[Any], Any]:
-    """Commands that were started, and the report; a trial looks ten times unless ``looks`` has fewer for its number."""
-    commands: list[Any] = []
+def ran(screen: Any, lines: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, epochs: dict[int, int]) -> Any:
+    """What was started, with its settings; a trial has 110 epochs unless ``epochs`` has fewer for its number."""
+    started: list[Any] = []
 
-    def started(command: list[str], **_: Any) -> None:
-        commands.append(command)
+    def run(command: list[str], **settings: Any) -> None:
+        started.append((command, settings))
         if not command[1].endswith("lanes.sh"):
             return
         trials = Path(command[3])
         trials.mkdir(parents=True)
         for number, arguments in enumerate(command[4:], 1):
-            gain = sum(GAINS[name] * (value == "2") for name, value in re.findall(r" ([abcd])=(\d)", arguments))
-            text = "".join(
-                LOOK.format(1.0, 11 * look, 9, 0.5 + gain * look, 0.6 + gain * look)
-                for look in range(1, looks.get(number, 10) + 1)
-            )
-            (trials / f"{number}.log").write_text(text)
+            changed = [name for name, value in re.findall(r" ([a-e])=(\d)", arguments) if value == "2"]
+            many, few = (sum(GAINS[name][kind] for name in changed) for kind in range(2))
+            looks = ((0.4 + many * count, 0.6 + few * count) for count in range(1, 11))
+            (trials / f"{number}.log").write_text(lines(epochs.get(number, 110), looks))
 
-    monkeypatch.setattr(screen.subprocess, "run", started)
-    factors = [word for name in GAINS for word in ("--factor", f"{name}=1,2")]
-    words = ["screen.py", "cifar10", "--output", str(folder), "--trial-epochs", "110", "--epochs", "600"]
-    words += ["--held-out", "0.2", "--common", "x=5", "--trial-only", "y=6", *factors]
-    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(screen.subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--output", str(folder)])
     screen.main()
-    return commands, json.loads((folder / "screen.json").read_text())
+    return started, json.loads((folder / "screen.json").read_text())
 
 
+@pytest.fixture
+def argv(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["screen.py", "cifar10", "--recipe", "byol", "--trial-epochs", "110", "--held-out", "0.2"]
+    words += ["--common", "x=5", "--trial-only", "y=6"]
+    monkeypatch.setattr(sys, "argv", [*words, *(word for name in GAINS for word in ("--factor", f"{name}=1,2"))])
+
+
+@pytest.mark.usefixtures("argv")
 def test_the_better_value_of_each_setting_goes_on_to_the_test_images(
-    screen: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    screen: Any, lines: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (lanes, final), report = ran(screen, monkeypatch, tmp_path, {})
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--epochs", "600"])
+    ((lanes, settings), (final, _)), report = ran(screen, lines, monkeypatch, tmp_path, {})
+    assert settings["env"]["PYTHON"] == sys.executable
     assert len(lanes[4:]) == 8
-    assert all("--validation 0.2 --epochs 110 --set x=5 y=6 a=" in lane for lane in lanes[4:])
+    start = "cifar10 --recipe byol --validation 0.2 --epochs 110 --set x=5 y=6 a="
+    assert all(lane.startswith(start) for lane in lanes[4:])
     assert report["epoch"] == 110
-    assert report["effects"]["c: 1 to 2"] == {"200 voters": 0.3, "20 voters": 0.3}
-    assert report["chosen"] == ["a=2", "b=1", "c=2", "d=1"]
-    assert "--validation" not in final
-    end = ["--epochs", "600", "--set", "x=5", *report["chosen"], "--output", str(tmp_path)]
-    assert final[-len(end) :] == end
+    assert report["trials"][0] == {"trial": lanes[4], "200 voters": 0.4, "20 voters": 0.6}
+    assert report["effects"]["a: 1 to 2"] == {"200 voters": 0.1, "20 voters": 0.2}
+    assert report["effects"]["no factor, column 6"] == {"200 voters": 0.0, "20 voters": 0.0}
+    # Where nothing is gained, what is usual stays.
+    assert report["chosen"] == ["a=2", "b=1", "c=2", "d=2", "e=1"]
+    script, output = str(Path(screen.__file__).parent / "train_cifar.py"), str(tmp_path)
+    assert final == [
+        sys.executable, "-u", script, "cifar10", "--recipe", "byol", "--epochs", "600", "--set", "x=5",
+        *report["chosen"], "--output", output,
+    ]  # fmt: skip
 
 
-def test_trials_are_compared_where_the_slowest_was_stopped(
-    screen: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.usefixtures("argv")
+def test_trials_are_compared_after_the_last_epoch_that_all_reached(
+    screen: Any, lines: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    _, report = ran(screen, monkeypatch, tmp_path, {3: 4})
+    started, report = ran(screen, lines, monkeypatch, tmp_path, {3: 50})
+    assert len(started) == 1, "without --epochs nothing is run on the test images"
     assert report["epoch"] == 44
-    assert report["effects"]["d: 1 to 2"]["20 voters"] == -0.16
+    assert report["effects"]["c: 1 to 2"]["20 voters"] == 0.12
+
+
+@pytest.mark.usefixtures("argv")
+def test_a_trial_that_never_looked_is_no_ground_for_a_choice(
+    screen: Any, lines: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with pytest.raises(SystemExit, match="A trial ended before its first look"):
-        ran(screen, monkeypatch, tmp_path / "none", {5: 0})
+        ran(screen, lines, monkeypatch, tmp_path, {5: 10})

@@ -63,9 +63,8 @@ def test_a_gpu_trains_as_a_cpu() -> None:
     np.testing.assert_allclose(losses("cuda", epochs=1), losses("cpu", epochs=1), atol=5e-3)
 
 
-# Importing torch's compiler warns of what torch itself still uses, and it advises a lower precision than is compared.
+# Importing torch's compiler warns of what torch itself still uses.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch hides it, unless warnings are errors
 @pytest.mark.parametrize("fused", [True, False])  # fused, only the augmentation and the loss are compiled
 def test_a_compiled_step_trains_as_one_that_is_not(fused: bool) -> None:

@@ -44,6 +44,7 @@ class Figures:
     preset: str
     backbone: str
     image_size: int
+    view_size: int
     n_images: int
     n_components: int
     epochs: int
@@ -149,6 +150,7 @@ def measure(
         preset=config.preset,
         backbone=config.network.backbone,
         image_size=image_size(config),
+        view_size=config.views.view_size or image_size(config),
         n_images=n_images,
         n_components=wanted,
         epochs=config.optimisation.epochs,

@@ -116,7 +116,7 @@ def table(figures: Figures) -> Table:
     known = references_for(figures.preset)
     shown = Table(
         title=(
-            f"{figures.preset}: {figures.backbone} at {figures.image_size} pixels, {figures.n_images:,} images, "
+            f"{figures.preset}: {figures.backbone} at {figures.view_size} pixels, {figures.n_images:,} images, "
             f"{figures.n_components:,} clusters, {figures.epochs} epochs; {figures.precision}, "
             f"{'compiled' if figures.compiled else 'not compiled'}"
         ),

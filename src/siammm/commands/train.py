@@ -38,6 +38,8 @@ from siammm.presets import check_settings, setting_homes, with_settings
 
 # The views of images that are not small, unless told otherwise.
 _LARGE_VIEW = 224
+# An epoch of fewer updates than this is more of a pause than of a training.
+_FEW_UPDATES = 10
 # Images whose size is asked for, and how many sides of a view theirs must have for copies to pay.
 _LOOKED_AT = 9
 _MANY_TIMES = 3
@@ -150,6 +152,12 @@ def announce(config: TrainConfig, source: Source, context: Context, console: Con
         console.print(
             "The images are far larger than what training looks at; with --image-cache FOLDER all but the first look "
             "would be faster.",
+            style="yellow",
+        )
+    batch = config.optimisation.batch_size
+    if len(source) < _FEW_UPDATES * batch:
+        console.print(
+            f"With --batch-size {batch} an epoch is less than {_FEW_UPDATES} updates; a smaller one learns more in it.",
             style="yellow",
         )
     if context.device.type == "cpu" and config.network.backbone != CONV_SMALL:

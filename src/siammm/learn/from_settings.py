@@ -65,7 +65,7 @@ def check_takes_sizes(network: SiameseNetwork, backbone: str, view_size: int, im
     except (AssertionError, RuntimeError, ValueError) as error:
         raise InputError(
             f"--view-size is {view_size}, but {backbone} for images of {image_size} pixels does not take such views; "
-            "leave it out, or choose another size or backbone."
+            "use None, or choose another size or backbone."
         ) from error
     finally:
         body.train(training)

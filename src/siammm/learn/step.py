@@ -14,7 +14,7 @@ import os
 import types
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -117,7 +117,7 @@ class Step:
         if self._temperature is not None and end is not None:
             self._temperature.fill_(along_cosine(number, total, start, end))
         if not self._captures:
-            self._update(batch, clustered, self._negatives(number))
+            self._update_uncaptured(batch, clustered, self._negatives(number))
         elif clustered in self._graphs:
             graph, inputs = self._graphs[clustered]
             _copy(batch, inputs)
@@ -265,6 +265,13 @@ class Step:
         with _convolutions_tried(), _without_advice():
             self._warm_up_or_capture(batch, clustered)
 
+    def _update_uncaptured(self, batch: Batch, clustered: bool, negatives: Sequence[Tensor | None] | None) -> None:
+        """An update where nothing is captured; the first of its kind may be compiled."""
+        first = clustered not in self._warm
+        with _without_advice() if first else nullcontext():
+            self._update(batch, clustered, negatives)
+        self._warm[clustered] = 1
+
     def _warm_up_or_capture(self, batch: Batch, clustered: bool) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -302,9 +309,10 @@ def _convolutions_tried() -> Iterator[None]:
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """Keep to ourselves what torch advises while it compiles and captures: the user can do nothing about it.
+    """Keep to ourselves what torch advises while it compiles and captures: its user can do nothing about it.
 
-    The loss is small, and exact in float32 on purpose; and a capture has a stream that is not the weights' own.
+    That products in float32 could be rounded: those of the loss are small, and exact on purpose. That gradients arrive
+    on another stream than the weights were made on: a step that is captured always runs on one of its own.
     """
     with warnings.catch_warnings():
         for message in ("TensorFloat32 tensor cores", "The AccumulateGrad node's stream does not match"):
