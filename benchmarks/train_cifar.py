@@ -106,6 +106,7 @@ def split(folder: Path, n_images: int | None, held_out: float | None) -> tuple[S
     """What is trained on, all of it or so many images, and what is judged: that share of it, or the test images."""
     train, test = np.load(folder / "train.npz"), np.load(folder / "test.npz")
     x, y = train["images"], train["labels"]
+    # Without a share too, so that so many images are the same ones as in a trial.
     held, rest = np.split(np.random.default_rng(0).permutation(len(x)), [round(len(x) * (held_out or 0.1))])
     if held_out is not None:
         other, other_labels = x[held], y[held]

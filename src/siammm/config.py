@@ -304,7 +304,7 @@ class OptimisationConfig:
     """LARS as in the paper, Muon for the backbone's matrices and LARS for the rest, SGD with momentum, or AdamW."""
 
     learning_rate: float = 2.0
-    """Base rate, for 256 images a batch; it grows with the batch. Of LARS and Muon 0.3 to 5, of SGD 0.03 to 0.3."""
+    """Base rate, for 256 images a batch; it grows with the batch. Of LARS and Muon 0.3 to 6, of SGD 0.03 to 0.3."""
 
     weight_decay: float = 1e-5
     """Weight decay of all weights but biases, normalisations, and matrices that Muon turns."""

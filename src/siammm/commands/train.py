@@ -38,7 +38,7 @@ from siammm.presets import check_settings, setting_homes, with_settings
 
 # The views of images that are not small, unless told otherwise.
 _LARGE_VIEW = 224
-# An epoch of fewer updates than this is more of a pause than of a training.
+# With fewer updates in an epoch than this, the epochs of a preset are too few to learn much.
 _FEW_UPDATES = 10
 # Images whose size is asked for, and how many sides of a view theirs must have for copies to pay.
 _LOOKED_AT = 9
