@@ -28,10 +28,10 @@ from sklearn.metrics import average_precision_score
 
 import record
 from siammm import VonMisesFisherMixture
-from siammm.config import default_n_components
-from siammm.evaluate.audit import Audit, audit, plant_errors
-from siammm.evaluate.knn import knn_accuracy
-from siammm.evaluate.linear import out_of_fold_probabilities
+from siammm.audit.suspects import Audit, audit, plant_errors
+from siammm.metrics.knn import knn_accuracy
+from siammm.metrics.linear import out_of_fold_probabilities
+from siammm.settings.config import default_n_components
 
 PEERS = ("self-confidence", "normalised margin", "confident learning")
 

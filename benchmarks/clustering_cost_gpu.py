@@ -34,7 +34,7 @@ from siammm.learn.guard import CollapseError
 from siammm.learn.loop import Silent, Trained, Training
 from siammm.mixture import em, merge
 from siammm.mixture.components import VonMisesFisherComponents
-from siammm.presets import PRESETS, with_settings
+from siammm.settings.presets import PRESETS, with_settings
 from sweep import Sweep, fresh_question, tell
 
 # What is timed by itself; within one of these no other is counted.

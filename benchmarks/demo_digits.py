@@ -19,11 +19,11 @@ from sklearn.datasets import load_digits
 import record
 from siammm import VonMisesFisherMixture
 from siammm.data.sources import open_source
-from siammm.evaluate.clustering import clustering_scores
-from siammm.evaluate.knn import knn_accuracy
 from siammm.learn.encode import encode
 from siammm.learn.loop import Training
-from siammm.presets import PRESETS, with_settings
+from siammm.metrics.clustering import clustering_scores
+from siammm.metrics.knn import knn_accuracy
+from siammm.settings.presets import PRESETS, with_settings
 
 HEADER = ["seed", "what", "K at the start", "K", "AMI", "majority", "Hungarian", "kNN (k = 20)", "seconds"]
 

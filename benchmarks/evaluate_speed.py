@@ -17,8 +17,8 @@ from typing import TypeVar
 import torch
 
 import record
-from siammm.evaluate.knn import RULES, knn_accuracies
-from siammm.evaluate.linear import linear_scores
+from siammm.metrics.knn import RULES, knn_accuracies
+from siammm.metrics.linear import linear_scores
 
 N_BANK, N_QUERIES, DIMENSIONS, CLASSES = 50_000, 10_000, 512, 10
 T = TypeVar("T")

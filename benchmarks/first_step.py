@@ -90,7 +90,7 @@ def _run(data: Path, preset: Any, epochs: int, pairs: list[str]) -> dict[str, An
 
     from siammm.data.sources import open_source
     from siammm.learn.loop import Silent, Training
-    from siammm.presets import PRESETS, with_settings
+    from siammm.settings.presets import PRESETS, with_settings
     from train_cifar import given
 
     images = np.load(data / "train.npz")["images"]

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 import record
-from siammm.data.shrunken import ShrunkenSource
+from siammm.data.image_cache import ShrunkenSource
 from siammm.data.sources import open_source
 
 SIZES = [(640, 480), (1600, 1200), (4000, 3000)]

@@ -32,12 +32,12 @@ from siammm import losses
 from siammm.bench import clock, images
 from siammm.bench.machine import peak_flops
 from siammm.bench.workload import Workload, flops_per_image, image_size, loader_rate
-from siammm.config import TrainConfig
+from siammm.core.precision import network_precision
 from siammm.data import augment
-from siammm.learn.from_settings import build_network
+from siammm.learn.build import build_network
 from siammm.learn.optim import build_optimiser
-from siammm.precision import network_precision
-from siammm.presets import PRESETS, with_settings
+from siammm.settings.config import TrainConfig
+from siammm.settings.presets import PRESETS, with_settings
 from sweep import Sweep, fresh_question, tell
 
 N_IMAGES, EPOCHS = 1_281_167, 200

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import record
-from siammm.learn import norm_kernels as kernels
+from siammm.learn.cuda import norm_kernels as kernels
 
 # Channels, side of the images, and the layers of a ResNet-18 that are so.
 STAGES = [(64, 32, 5), (128, 16, 5), (256, 8, 5), (512, 4, 5)]

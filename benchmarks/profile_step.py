@@ -31,9 +31,9 @@ import record
 import step_variants
 from siammm.bench import clock
 from siammm.bench.workload import Workload, image_size
-from siammm.config import TrainConfig
-from siammm.learn.from_settings import build_network
-from siammm.presets import PRESETS, with_settings
+from siammm.learn.build import build_network
+from siammm.settings.config import TrainConfig
+from siammm.settings.presets import PRESETS, with_settings
 from sweep import fresh, fresh_question
 
 # The first that matches the name of a kernel or operation. Ours are told by their exact names.

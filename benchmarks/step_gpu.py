@@ -34,9 +34,9 @@ import step_variants
 from siammm.bench import clock, images
 from siammm.bench.machine import peak_flops
 from siammm.bench.workload import Workload, flops_per_image
+from siammm.core.precision import network_precision
 from siammm.learn.networks import build_backbone
-from siammm.precision import network_precision
-from siammm.presets import PRESETS, with_settings
+from siammm.settings.presets import PRESETS, with_settings
 from sweep import Sweep, fresh_question, tell
 
 N_COMPONENTS = 4000

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from siammm.learn import step as step_module
-from siammm.learn import tensor_table
+from siammm.learn.cuda import addresses
 from siammm.learn.loop import Training
 from siammm.learn.networks import Predictions, SiameseNetwork
 
@@ -99,7 +99,7 @@ def apply(training: Training, names: Sequence[str]) -> None:
     if "one-after-another" in names:
         training.step._beside = None
     if "grouped-updates" in names:
-        tensor_table.supports = lambda *lists: False
+        addresses.supports = lambda *lists: False
     if "plain-loss" in names:
         training.step._loss = step_module.batch_loss
 

@@ -22,19 +22,19 @@ import numpy as np
 import torch
 
 import record
-from siammm.config import MethodName
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source, open_source
-from siammm.evaluate.clustering import clustering_scores
-from siammm.evaluate.knn import knn_accuracy
-from siammm.evaluate.linear import linear_accuracy
-from siammm.learn import run
 from siammm.learn.encode import Output, encode
 from siammm.learn.loop import Silent, Training
 from siammm.learn.progress import described
-from siammm.learn.results import save_network
-from siammm.methods import METHODS, with_method
-from siammm.presets import PRESETS, check_settings, with_settings
+from siammm.metrics.clustering import clustering_scores
+from siammm.metrics.knn import knn_accuracy
+from siammm.metrics.linear import linear_accuracy
+from siammm.runs import folder as run
+from siammm.runs.results import save_network
+from siammm.settings.config import MethodName
+from siammm.settings.methods import METHODS, with_method
+from siammm.settings.presets import PRESETS, check_settings, with_settings
 
 _COSINE: dict[str, Any] = {"instance_loss": "cosine", "contrastive_temperature_end": None}
 # Each a method, and what it changes of it. ProPos is told the number of classes; nothing else is.

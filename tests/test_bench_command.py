@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from siammm.cli import main, parse
-from siammm.config import BenchConfig
+from siammm.settings.config import BenchConfig
 
 # A new flag is a choice: people's scripts hold on to every one of these.
 FLAGS = [
@@ -95,10 +95,10 @@ def test_what_cannot_be_is_refused(arguments: list[str], message: str, capsys: p
 def test_a_run_of_several_processes_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from siammm.learn import distributed
+    from siammm.core import processes
 
-    context = distributed.Context(rank=0, world_size=2, local_rank=0, device=torch.device("cpu"))
-    monkeypatch.setattr(distributed, "setup", lambda device: context)
+    context = processes.Context(rank=0, world_size=2, local_rank=0, device=torch.device("cpu"))
+    monkeypatch.setattr(processes, "setup", lambda device: context)
     assert main(["bench"]) == 2
     assert "bench runs in one process, but there are 2" in capsys.readouterr().err
 

@@ -20,8 +20,8 @@ from benchmarks import merge_families
 
 import siammm
 from siammm.cli import main, parse
-from siammm.config import ClusterConfig, DemoConfig, default_n_components
-from siammm.presets import PRESETS, with_settings
+from siammm.settings.config import ClusterConfig, DemoConfig, default_n_components
+from siammm.settings.presets import PRESETS, with_settings
 
 N, K, D = 240, 4, 16
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from siammm.cli import parse
-from siammm.config import TrainConfig
-from siammm.presets import PRESETS, check_settings, setting_homes
+from siammm.settings.config import TrainConfig
+from siammm.settings.presets import PRESETS, check_settings, setting_homes
 
 ROOT = Path(__file__).parents[1]
 EQUATIONS, MATHS = ROOT / "docs" / "equations.md", ROOT / "docs" / "maths.md"

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from siammm.cli import main, parse
-from siammm.config import CompareConfig, EvaluateConfig
 from siammm.data.sources import open_source
 from siammm.evaluate.evaluation import read_evaluation
 from siammm.learn.networks import build_backbone
+from siammm.settings.config import CompareConfig, EvaluateConfig
 from tests.data.image_sets import encoded, example_images, write_folder, write_npz
 from tests.test_train_command import SETTINGS
 
@@ -126,7 +126,7 @@ def test_a_run_on_its_own_images(run: Path, here: Path, capsys: pytest.CaptureFi
 def test_the_mixture_gives_the_clusters_that_the_run_wrote(run: Path, here: Path) -> None:
     import pyarrow.parquet as pq
 
-    from siammm.evaluate.clustering import clustering_scores
+    from siammm.metrics.clustering import clustering_scores
 
     images = run.parent / "images.npz"
     assert evaluate(run, "--data", images, "--test", images, "--protocols", "clustering") == 0

@@ -20,7 +20,8 @@ from huggingface_hub import HfApi
 
 from siammm import SiamMM
 from siammm.cli import main
-from siammm.export import names, onnx_file
+from siammm.export import onnx_file
+from siammm.runs import names
 from tests.export.runs import N_IMAGES, trained_run, write_images
 
 FLAGS = [

@@ -21,10 +21,10 @@ import torch
 
 import siammm
 from siammm.cli import main, parse
-from siammm.config import TrainConfig
-from siammm.learn import results
 from siammm.learn.progress import TrainingProgress
-from siammm.presets import PRESETS, setting_homes
+from siammm.runs import results
+from siammm.settings.config import TrainConfig
+from siammm.settings.presets import PRESETS, setting_homes
 from tests.data.image_sets import example_images, write_folder, write_npz
 from tests.learn.small_runs import TIMINGS
 

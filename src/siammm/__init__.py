@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from siammm import losses
-    from siammm.learn.estimator import SiamMM
+    from siammm.estimator import SiamMM
     from siammm.mixture.estimator import GaussianMixture, VonMisesFisherMixture
 
 __version__ = "0.1.0.dev0"
@@ -15,7 +15,7 @@ __all__ = ["GaussianMixture", "SiamMM", "VonMisesFisherMixture", "__version__", 
 # Names are imported when they are first used, so that `siammm --help` does not wait for torch.
 _HOMES = {
     "GaussianMixture": "siammm.mixture.estimator",
-    "SiamMM": "siammm.learn.estimator",
+    "SiamMM": "siammm.estimator",
     "VonMisesFisherMixture": "siammm.mixture.estimator",
 }
 

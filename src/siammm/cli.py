@@ -20,7 +20,8 @@ from typing import Annotated, Any, cast
 import tyro
 
 from siammm import __version__
-from siammm.config import (
+from siammm.core.errors import SiamMMError, Stopped
+from siammm.settings.config import (
     AuditConfig,
     BenchConfig,
     ClusterConfig,
@@ -33,9 +34,8 @@ from siammm.config import (
     ReportConfig,
     TrainConfig,
 )
-from siammm.errors import SiamMMError, Stopped
-from siammm.methods import METHODS, with_method
-from siammm.presets import PRESETS
+from siammm.settings.methods import METHODS, with_method
+from siammm.settings.presets import PRESETS
 
 _Config = (
     DemoConfig
@@ -149,7 +149,7 @@ def _stored(folder: str | None) -> TrainConfig | None:
     """The settings of the run in this folder, but for those that only began it."""
     if folder is None:
         return None
-    from siammm.learn.run import RunFolder
+    from siammm.runs.folder import RunFolder
 
     try:
         stored = RunFolder.open(Path(folder))[1]

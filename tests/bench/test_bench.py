@@ -15,10 +15,10 @@ from siammm.bench import clock, images, machine, mixture, references, workload
 from siammm.bench.measure import Figures, default_batch_size, measure
 from siammm.bench.mixture import ClusteringLoad, ClusteringTime
 from siammm.bench.workload import Workload, flops_per_image
-from siammm.config import TrainConfig
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.learn.loop import Training
-from siammm.presets import PRESETS, with_settings
+from siammm.settings.config import TrainConfig
+from siammm.settings.presets import PRESETS, with_settings
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]

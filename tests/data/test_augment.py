@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tv
 
+from siammm.core.errors import InputError
 from siammm.data import augment
 from siammm.data.augment import ViewParameters, ViewSettings
-from siammm.errors import InputError
 
 # Everything happens often, and at a size that is quick.
 BUSY = ViewSettings(

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image, features
-from tests.data.image_sets import encoded, example_images, write_folder
 
+from siammm.core.errors import InputError, SiamMMError
 from siammm.data import decode as module
 from siammm.data.decode import BadImage, SetAside, decode, decode_all, fit, read_size
 from siammm.data.sources import open_source
-from siammm.errors import InputError, SiamMMError
+from tests.data.image_sets import encoded, example_images, write_folder
 
 PIXELS = example_images(1, size=(12, 20)).images[0]
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from siammm.core.errors import InputError, SiamMMError, StoredFileError
 from siammm.data import embeddings as module
 from siammm.data.embeddings import read_embeddings
-from siammm.errors import InputError, SiamMMError, StoredFileError
 
 N, D = 7, 3
 X = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)

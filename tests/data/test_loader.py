@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.data.image_sets import ExampleImages, encoded, example_images, write_folder, write_npy, write_npz
 from torch import Tensor
 
+from siammm.core.errors import InputError
 from siammm.data import loader as loading
 from siammm.data.augment import clean_side
 from siammm.data.loader import Batch, Loader, ResidentLoader, StreamingLoader, open_loader
 from siammm.data.sources import Source, open_source
 from siammm.data.view_settings import views
-from siammm.errors import InputError
+from tests.data.image_sets import ExampleImages, encoded, example_images, write_folder, write_npy, write_npz
 
 CPU = torch.device("cpu")
 SEED = 3

@@ -22,14 +22,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.data import image_sets
-from tests.data.image_sets import WRITERS, ExampleImages, add_member, encoded, example_images
 
+from siammm.core.errors import InputError, SiamMMError, StoredFileError
 from siammm.data import decode, table_source
 from siammm.data.decode import BadImage, decode_all
 from siammm.data.folder_source import FolderSource
 from siammm.data.sources import Source, open_source
-from siammm.errors import InputError, SiamMMError, StoredFileError
+from tests.data import image_sets
+from tests.data.image_sets import WRITERS, ExampleImages, add_member, encoded, example_images
 
 GIVEN = example_images()
 KINDS = {

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.data.image_sets import WRITERS, example_images, write_folder
 
+from siammm.core.errors import InputError
 from siammm.data.loader import open_loader
 from siammm.data.sources import open_source
 from siammm.data.subset import ABSENT, AMBIGUOUS, SourceSubset, matched, positions_of, read_names
 from siammm.data.view_settings import views
-from siammm.errors import InputError
+from tests.data.image_sets import WRITERS, example_images, write_folder
 
 
 @pytest.mark.parametrize("kind", ["folder", "npz", "tar"])

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from siammm.core.errors import InputError
 from siammm.data.view_settings import PRESETS, ViewParameters, ViewSettings, draw, views
-from siammm.errors import InputError
 
 N = 20_000
 INDEX = torch.arange(N)

@@ -12,14 +12,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from siammm.errors import InputError
-from siammm.learn import distributed
+from siammm.core import processes
+from siammm.core.errors import InputError
 from siammm.learn.batchnorm import SynchronisedBatchNorm, synchronised
 from siammm.learn.optim import build_optimiser
 from tests.distributed import batchnorm_cases as cases
 
 
-def normalised(case: cases.Case, context: distributed.Context) -> dict[str, Tensor]:
+def normalised(case: cases.Case, context: processes.Context) -> dict[str, Tensor]:
     """One layer: outputs, gradients and statistics of this rank's share."""
     norm = synchronised(cases.layer(case))
     assert isinstance(norm, SynchronisedBatchNorm)
@@ -30,7 +30,7 @@ def normalised(case: cases.Case, context: distributed.Context) -> dict[str, Tens
     return found
 
 
-def trained(context: distributed.Context) -> dict[str, Any]:
+def trained(context: processes.Context) -> dict[str, Any]:
     """A whole network by DistributedDataParallel, three steps."""
     network = cases.network()
     optimiser = build_optimiser("lars", network, lr=0.5, weight_decay=1e-4)
@@ -45,13 +45,13 @@ def trained(context: distributed.Context) -> dict[str, Any]:
         cases.loss_of(v_1, v_2, *targets).backward()
         optimiser.step()
         network.update_momentum(0.9)
-        gathered.append(distributed.all_gather_batch(v_1))
+        gathered.append(processes.all_gather_batch(v_1))
     return {"state": network.state_dict(), "embeddings": gathered}
 
 
 def refused(value: Any) -> str:
     try:
-        distributed.broadcast_json(value)
+        processes.broadcast_json(value)
     except InputError as error:
         return str(error)
     return "accepted"
@@ -61,7 +61,7 @@ def too_few() -> str:
     """One value a channel in all."""
     norm = synchronised(nn.BatchNorm1d(3))
     try:
-        norm(torch.ones(int(distributed.is_writer()), 3))
+        norm(torch.ones(int(processes.is_writer()), 3))
     except InputError as error:
         return str(error)
     return "accepted"
@@ -69,21 +69,21 @@ def too_few() -> str:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    with distributed.setup("cpu", timeout=timedelta(seconds=30)) as context:
+    with processes.setup("cpu", timeout=timedelta(seconds=30)) as context:
         mine = torch.full((2, 3), float(context.rank), requires_grad=True)
         found = {
             "norms": {case.name: normalised(case, context) for case in cases.CASES},
             "trained": trained(context),
             "context": [context.rank, context.world_size, context.local_rank, str(context.device)],
-            "functions": [distributed.rank(), distributed.world_size(), distributed.is_writer()],
-            "gathered": distributed.all_gather_batch(mine),
-            "gathered numbers": distributed.all_gather_batch(torch.tensor(context.rank)),
-            "said": distributed.broadcast_json(cases.SAID if context.rank == 0 else object()),
+            "functions": [processes.rank(), processes.world_size(), processes.is_writer()],
+            "gathered": processes.all_gather_batch(mine),
+            "gathered numbers": processes.all_gather_batch(torch.tensor(context.rank)),
+            "said": processes.broadcast_json(cases.SAID if context.rank == 0 else object()),
             "refused": refused({1, 2} if context.rank == 0 else None),
             "too few": too_few(),
         }
-        distributed.barrier()
-        again = distributed.setup("cpu")  # a group that is there is used
+        processes.barrier()
+        again = processes.setup("cpu")  # a group that is there is used
         assert again == context
     assert not dist.is_initialized()
     torch.save(found, folder / f"rank{context.rank}.pt")

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from siammm.errors import InputError
-from siammm.learn import distributed
+from siammm.core import processes
+from siammm.core.errors import InputError
 from siammm.learn.batchnorm import SynchronisedBatchNorm, synchronised
 from siammm.learn.optim import build_optimiser
 from tests.distributed import batchnorm_cases as cases
@@ -134,14 +134,14 @@ def test_timms_fused_layer_keeps_its_activation() -> None:
 def test_alone_every_function_is_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    with distributed.setup("cpu") as context:
-        assert context == distributed.Context(0, 1, 0, torch.device("cpu"))
-    assert (distributed.rank(), distributed.world_size(), distributed.is_writer()) == (0, 1, True)
+    with processes.setup("cpu") as context:
+        assert context == processes.Context(0, 1, 0, torch.device("cpu"))
+    assert (processes.rank(), processes.world_size(), processes.is_writer()) == (0, 1, True)
     batch = torch.ones(2, requires_grad=True)
-    assert not distributed.all_gather_batch(batch).requires_grad
+    assert not processes.all_gather_batch(batch).requires_grad
     value = object()
-    assert distributed.broadcast_json(value) is value
-    distributed.barrier()
+    assert processes.broadcast_json(value) is value
+    processes.barrier()
 
 
 @pytest.mark.parametrize(
@@ -161,15 +161,15 @@ def test_setup_refuses(device: str, environment: dict[str, str], says: str, monk
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=says):
-        distributed.setup(device)
+        processes.setup(device)
 
 
 def test_each_process_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert distributed._device("auto", 1, 4) == torch.device("cuda", 1)
-    assert distributed._device("cuda:1", 0, 1) == torch.device("cuda", 1)
+    assert processes._device("auto", 1, 4) == torch.device("cuda", 1)
+    assert processes._device("cuda:1", 0, 1) == torch.device("cuda", 1)
     with pytest.raises(InputError, match=r"GPU 2 was asked for, but this machine has 2;"):
-        distributed._device("cuda", 2, 4)
+        processes._device("cuda", 2, 4)
     with pytest.raises(InputError, match=r"'cuda:1' is one GPU, but there are 4 processes"):
-        distributed._device("cuda:1", 0, 4)
+        processes._device("cuda:1", 0, 4)

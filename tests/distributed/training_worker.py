@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from siammm.config import TrainConfig
+from siammm.core import processes
 from siammm.data.sources import open_source
-from siammm.learn import distributed
 from siammm.learn.loop import Training
-from siammm.learn.run import RunFolder
+from siammm.runs.folder import RunFolder
+from siammm.settings.config import TrainConfig
 from tests.learn.small_runs import STEPS, measured, resumed, run_through, small_config, small_images, stopped
 
 N_IMAGES = 128
@@ -35,7 +35,7 @@ def prepared(case: dict[str, Any], folder: Path) -> Training:
     config = case_config(**case["settings"])
     source = open_source(case_images())
     run = None
-    if distributed.is_writer() and case.get("run"):
+    if processes.is_writer() and case.get("run"):
         run = RunFolder.create(folder / case["run"], config, {"fingerprint": source.fingerprint()})
     return Training(config, source, torch.device("cpu"), run=run)
 
@@ -43,7 +43,7 @@ def prepared(case: dict[str, Any], folder: Path) -> Training:
 def done(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     if case.get("resume"):
         training = resumed(case_config(**case["settings"]), folder / case["resume"], case_images())
-        if not distributed.is_writer():
+        if not processes.is_writer():
             training.run_folder = None
     else:
         training = prepared(case, folder)
@@ -70,7 +70,7 @@ def done(case: dict[str, Any], folder: Path) -> dict[str, Any]:
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    with distributed.setup("cpu", timeout=timedelta(seconds=30)) as context:
+    with processes.setup("cpu", timeout=timedelta(seconds=30)) as context:
         for case in json.loads((folder / "cases.json").read_text()):
             found = done(case, folder)
             (folder / f"{case['name']}.{context.rank}.json").write_text(json.dumps(found))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from siammm.errors import StoredFileError
+from siammm.core.errors import StoredFileError
 from siammm.evaluate.evaluation import (
     FILE,
     Evaluation,

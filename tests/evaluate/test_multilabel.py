@@ -12,7 +12,7 @@ import torch
 from sklearn.metrics import average_precision_score
 from sklearn.svm import LinearSVC
 
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.evaluate.multilabel import SvmSettings, average_precision, svm_map
 
 

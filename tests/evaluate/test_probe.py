@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
-from tests.data.image_sets import example_images
 from torch import Tensor, nn
 
+from siammm.core.errors import InputError
 from siammm.data.array_source import ArraySource, DigitsSource
 from siammm.data.loader import open_loader
 from siammm.data.sources import open_source
 from siammm.data.subset import SourceSubset
-from siammm.errors import InputError
 from siammm.evaluate import probe, supervised
-from siammm.evaluate.linear import linear_scores
 from siammm.evaluate.probe import LINEAR, PLACES205, LinearSettings, linear_probe
 from siammm.evaluate.supervised import LabelledImages, Schedule, crop_view, linear_head
 from siammm.learn.networks import build_backbone
+from siammm.metrics.linear import linear_scores
+from tests.data.image_sets import example_images
 
 CPU = torch.device("cpu")
 HALF: Any = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}

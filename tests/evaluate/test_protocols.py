@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
-from tests.conftest import Known
-from tests.data.image_sets import example_images
 from torch.nn.functional import normalize
 
-from siammm.config import DataConfig, ProtocolName
+from siammm.core.errors import InputError
 from siammm.data.array_source import ArraySource
-from siammm.errors import InputError
-from siammm.evaluate.clustering import clustering_scores, mapped_accuracy
-from siammm.evaluate.kmeans import clusters_of, k_means
-from siammm.evaluate.knn import RULES
 from siammm.evaluate.measured import Measured
 from siammm.evaluate.prepare import prepared
 from siammm.evaluate.protocols import PROTOCOLS, ProtocolSettings, chosen, measure
 from siammm.evaluate.split import aligned_labels, held_out, n_shared
-from siammm.evaluate.subject import open_subject
+from siammm.metrics.clustering import clustering_scores, mapped_accuracy
+from siammm.metrics.kmeans import clusters_of, k_means
+from siammm.metrics.knn import RULES
+from siammm.runs.subject import open_subject
+from siammm.settings.config import DataConfig, ProtocolName
+from tests.conftest import Known
+from tests.data.image_sets import example_images
 
 CPU = torch.device("cpu")
 

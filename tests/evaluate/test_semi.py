@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.data.image_sets import example_images, write_folder
 from torch import Tensor, nn
 
+from siammm.core.errors import InputError
 from siammm.data.array_source import ArraySource
 from siammm.data.sources import open_source
-from siammm.errors import InputError
-from siammm.evaluate.linear import ProbeResult
 from siammm.evaluate.semi import (
     ONE_PERCENT,
     TEN_PERCENT,
@@ -25,6 +23,8 @@ from siammm.evaluate.semi import (
     settings_for,
 )
 from siammm.learn.networks import build_backbone
+from siammm.metrics.linear import ProbeResult
+from tests.data.image_sets import example_images, write_folder
 
 QUICK = FineTuneSettings(epochs=2, min_updates=1, batch_size=8)
 

@@ -12,12 +12,12 @@ from torch import nn
 
 from siammm import VonMisesFisherMixture
 from siammm.cli import main
-from siammm.config import TrainConfig
 from siammm.data.augment import clean
 from siammm.data.view_settings import views
-from siammm.export.encoding import FinishedRun
-from siammm.learn.from_settings import build_network
-from siammm.presets import with_settings
+from siammm.learn.build import build_network
+from siammm.runs.encoding import FinishedRun
+from siammm.settings.config import TrainConfig
+from siammm.settings.presets import with_settings
 from tests.data.image_sets import example_images, write_folder
 
 N_IMAGES = 120

@@ -7,7 +7,7 @@ import torch
 
 from siammm.export.as_timm import as_timm, repeated
 from siammm.learn.networks import build_backbone
-from siammm.presets import PRESETS
+from siammm.settings.presets import PRESETS
 from tests.export.runs import shake
 
 # Name, pixels, and how often a pixel is repeated.

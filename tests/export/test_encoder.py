@@ -18,14 +18,14 @@ import yaml
 from huggingface_hub import HfApi, ModelHubMixin, constants
 
 from siammm import SiamMM
+from siammm.core.errors import InputError, StoredFileError
 from siammm.data.augment import clean
-from siammm.errors import InputError, StoredFileError
-from siammm.export import names
 from siammm.export.as_timm import repeated
 from siammm.export.card import as_code, is_edited, model_card
 from siammm.export.encoder import write_encoder
-from siammm.export.encoding import FinishedRun
-from siammm.learn import run
+from siammm.runs import folder as run
+from siammm.runs import names
+from siammm.runs.encoding import FinishedRun
 from tests.export.runs import made_run, pictures, write_images
 
 HOSTILE = '"><img src=x onerror=alert(1)>\n---\nlicense: mit\n```\n</script>\u202e`\\'

@@ -17,14 +17,14 @@ import torch.nn.functional as functional
 from PIL import Image, ImageOps
 
 from siammm import SiamMM
+from siammm.core.errors import InputError
 from siammm.data import decode
 from siammm.data.augment import clean, clean_side
 from siammm.data.sources import open_source
-from siammm.errors import InputError
 from siammm.export import onnx_file
-from siammm.export.encoding import FinishedRun, described, open_run
 from siammm.export.onnx_file import OPSET, OUTPUTS, InferenceModel, write_onnx
 from siammm.export.scale import OutlierScale
+from siammm.runs.encoding import FinishedRun, described, open_run
 from tests.export.runs import made_run, pictures
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from siammm.evaluate.outliers import outlier_score
 from siammm.export.onnx_file import _Scale
 from siammm.export.scale import OutlierScale
+from siammm.metrics.outliers import outlier_score
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 64, 1000])

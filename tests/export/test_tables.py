@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from siammm import VonMisesFisherMixture
-from siammm.config import DataConfig
+from siammm.core.errors import InputError
 from siammm.data.embeddings import read_embeddings
 from siammm.data.sources import open_source
-from siammm.errors import InputError
 from siammm.export import tables
-from siammm.export.encoding import Encoded, FinishedRun, encoded, file_paths, open_images, open_run, run_rows
 from siammm.export.tables import ImageTable, clusters_table, image_table, write_npz, write_parquet
+from siammm.runs.encoding import Encoded, FinishedRun, encoded, file_paths, open_images, open_run, run_rows
+from siammm.settings.config import DataConfig
 from tests.data.image_sets import encoded as png
 from tests.export.runs import N_IMAGES, pictures
 

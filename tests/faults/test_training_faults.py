@@ -12,6 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+
+from siammm.core.errors import InputError, SiamMMError, StoredFileError
+from siammm.data.sources import open_source
+from siammm.data.view_settings import ViewSettings
+from siammm.learn import checkpoint
+from siammm.learn.checkpoint import LAST, PREVIOUS
+from siammm.learn.guard import CollapseError
+from siammm.learn.loop import Silent, Training
 from tests.data.image_sets import example_images, write_folder
 from tests.learn.small_runs import (
     STEPS,
@@ -25,15 +34,6 @@ from tests.learn.small_runs import (
     small_images,
     stopped,
 )
-from torch import Tensor, nn
-
-from siammm.data.sources import open_source
-from siammm.data.view_settings import ViewSettings
-from siammm.errors import InputError, SiamMMError, StoredFileError
-from siammm.learn import checkpoint
-from siammm.learn.checkpoint import LAST, PREVIOUS
-from siammm.learn.guard import CollapseError
-from siammm.learn.loop import Silent, Training
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from siammm.learn import triton_support
+from siammm.learn.cuda import triton_support
 
 _ROOT = Path(__file__).parents[2]
 # Triton brings one assembler or two, of which the newer reads all that it writes.

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from siammm.learn import norm_kernels
-from siammm.learn.fused import fused, normalised, normalised_twice
+from siammm.learn.cuda import norm_kernels
+from siammm.learn.cuda.fused import fused, normalised, normalised_twice
 from siammm.learn.networks import build_backbone
 
 torch.set_num_threads(1)

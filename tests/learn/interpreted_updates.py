@@ -16,7 +16,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from torch import Tensor, nn
 
-from siammm.learn import tensor_table, turn_kernels
+from siammm.learn.cuda import addresses, muon_kernels
 from siammm.learn.lars import LARS
 from siammm.learn.muon import Muon
 from siammm.learn.networks import Encoder, SiameseNetwork, projector
@@ -25,7 +25,7 @@ from siammm.learn.optim import build_optimiser
 torch.set_num_threads(1)
 failures: list[str] = []
 # Tensors of several parts, and partial sums that are added up in several goes, without large tensors.
-tensor_table.PART_SIZE, tensor_table.AT_ONCE = 64, 4
+addresses.PART_SIZE, addresses.AT_ONCE = 64, 4
 
 
 def check(name: str, holds: bool) -> None:
@@ -167,8 +167,8 @@ for scale in (None, torch.tensor(4.0)):
 odd = nn.Parameter(torch.randn(6, 6))
 odd.grad = torch.randn(6, 6)
 Muon([{"params": [odd], "turned": True}], 0.3).step()
-check("sizes that are no whole eights are refused", not turn_kernels.supports([odd]))
-check("and columns that come first in memory", not turn_kernels.supports([torch.ones(8, 16).T]))
+check("sizes that are no whole eights are refused", not muon_kernels.supports([odd]))
+check("and columns that come first in memory", not muon_kernels.supports([torch.ones(8, 16).T]))
 
 # A weight of zeros and a gradient of zeros: SGD, whatever the norm of the other.
 for zero in ("weight", "gradient"):
@@ -203,9 +203,9 @@ optimiser.step()
 theirs.step()
 check("then all move", all(close(p, q) for p, q in zip(plain, expected, strict=True)))
 plain[1].grad = torch.randn(40, 4).T
-check("another order in memory is refused", not tensor_table.supports(list(plain), [p.grad for p in plain]))  # pyright: ignore
+check("another order in memory is refused", not addresses.supports(list(plain), [p.grad for p in plain]))  # pyright: ignore
 optimiser.step()
-check("and sizes that are no whole fours", not tensor_table.supports([torch.ones(5)]))
+check("and sizes that are no whole fours", not addresses.supports([torch.ones(5)]))
 
 # The momentum encoder.
 followed, reference = copy.deepcopy(by_kernels), copy.deepcopy(by_torch)

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from siammm.config import TrainConfig
 from siammm.data.sources import Source, open_source
 from siammm.learn import checkpoint
 from siammm.learn.loop import Interrupted, Listener, Trained, Training
-from siammm.learn.run import RunFolder
-from siammm.presets import with_settings
+from siammm.runs.folder import RunFolder
+from siammm.settings.config import TrainConfig
+from siammm.settings.presets import with_settings
 from tests.data.image_sets import example_images
 
 CPU = torch.device("cpu")

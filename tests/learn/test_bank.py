@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.learn.bank import Bank, shard
 
 CPU = torch.device("cpu")

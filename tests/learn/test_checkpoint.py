@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from siammm.errors import InputError, StoredFileError
+from siammm.core.errors import InputError, StoredFileError
 from siammm.learn import checkpoint
 from siammm.learn.checkpoint import LAST, PREVIOUS
 from siammm.learn.optim import build_optimiser

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from siammm.learn import norm_kernels, triton_support
-from siammm.learn.fused import fused
+from siammm.learn.cuda import norm_kernels, triton_support
+from siammm.learn.cuda.fused import fused
 from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
 from tests.learn.compiled_kernels import interpreted
 from tests.learn.small_runs import measured, prepared, run_through, small_config, small_images

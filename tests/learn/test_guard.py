@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from siammm.errors import SiamMMError
+from siammm.core.errors import SiamMMError
 from siammm.learn import guard
 from siammm.learn.guard import CollapseError, Health
 from siammm.mixture.samples import Samples

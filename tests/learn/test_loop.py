@@ -15,16 +15,18 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from siammm.core.errors import InputError
 from siammm.data.loader import ResidentLoader
 from siammm.data.sources import open_source
 from siammm.data.view_settings import views
-from siammm.errors import InputError
-from siammm.learn import checkpoint, probing, results, run
+from siammm.learn import checkpoint, probing
 from siammm.learn.encode import encode
 from siammm.learn.loop import Silent, Trained, Training
 from siammm.learn.muon import matrices
 from siammm.learn.optim import learning_rate
-from siammm.presets import check_settings
+from siammm.runs import folder as run
+from siammm.runs import results
+from siammm.settings.presets import check_settings
 from tests.data.image_sets import WRITERS, ExampleImages, add_member, example_images
 from tests.learn.small_runs import (
     CPU,

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 import siammm.losses
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.learn import losses
 from siammm.mixture import em, vmf
 from siammm.mixture.components import ConcentrationSettings, VonMisesFisherComponents

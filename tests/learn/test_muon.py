@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.learn.lars import LARS
 from siammm.learn.muon import Muon, matrices, nearest_orthogonal
 from siammm.learn.optim import build_optimiser, set_learning_rate

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
 from siammm.learn.optim import build_optimiser
 

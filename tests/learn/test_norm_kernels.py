@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from siammm.learn import norm_kernels
+from siammm.learn.cuda import norm_kernels
 from tests.learn.compiled_kernels import assembly, needs_a_compiler, registers
 
 pytestmark = needs_a_compiler

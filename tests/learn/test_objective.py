@@ -14,7 +14,7 @@ from siammm.learn.clustering import Clustering
 from siammm.learn.networks import Predictions
 from siammm.learn.objective import Company, batch_loss
 from siammm.learn.step import freshly_compiled
-from siammm.presets import PRESETS
+from siammm.settings.presets import PRESETS
 from tests.learn.small_runs import prepared, small_config
 
 N, K, B, D = 40, 7, 12, 16

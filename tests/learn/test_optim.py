@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.learn.lars import LARS
 from siammm.learn.optim import build_optimiser, learning_rate, momentum_at, set_learning_rate
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.learn import losses
 from siammm.learn.peer_losses import (
     balanced_codes,

@@ -10,9 +10,10 @@ import torch
 
 from siammm.data.loader import ResidentLoader, StreamingLoader
 from siammm.data.sources import open_source
-from siammm.learn import muon, tensor_table
+from siammm.learn import muon
+from siammm.learn.cuda import addresses
 from siammm.learn.loop import Training
-from siammm.presets import PRESETS, with_settings
+from siammm.settings.presets import PRESETS, with_settings
 
 pytestmark = pytest.mark.gpu
 
@@ -83,7 +84,7 @@ def test_encoders_side_by_side_train_as_one_after_the_other(accumulate: int) -> 
 
 def test_updates_by_kernels_train_as_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     found = losses("cuda", optimiser="lars", learning_rate=0.1)
-    monkeypatch.setattr(tensor_table, "supports", lambda *lists: False)
+    monkeypatch.setattr(addresses, "supports", lambda *lists: False)
     np.testing.assert_allclose(found, losses("cuda", optimiser="lars", learning_rate=0.1), atol=5e-3)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from siammm.learn import tensor_table, triton_support, turn_kernels, update_kernels
+from siammm.learn.cuda import addresses, muon_kernels, triton_support, update_kernels
 from siammm.learn.optim import build_optimiser
 from tests.learn.compiled_kernels import assembly, interpreted, needs_a_compiler, registers
 
@@ -23,14 +23,14 @@ TYPES = {
 }  # fmt: skip
 KERNELS = [
     update_kernels._squares, update_kernels._lars, update_kernels._follow,
-    turn_kernels._lengths, turn_kernels._gather, turn_kernels._products, turn_kernels._turn,
+    muon_kernels._lengths, muon_kernels._gather, muon_kernels._products, muon_kernels._turn,
 ]  # fmt: skip
-BLOCK: dict[str, object] = {"BLOCK": tensor_table.AT_ONCE}
+BLOCK: dict[str, object] = {"BLOCK": addresses.AT_ONCE}
 SMALL = [
     (update_kernels._ratios, BLOCK),
-    (tensor_table._note, {}),
-    (turn_kernels._scales, BLOCK),
-    (turn_kernels._turns, BLOCK),
+    (addresses._note, {}),
+    (muon_kernels._scales, BLOCK),
+    (muon_kernels._turns, BLOCK),
 ]
 
 
@@ -42,17 +42,17 @@ def test_kernels_under_the_interpreter() -> None:
 @needs_a_compiler
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_it_compiles_without_spilling(kernel: Any, tmp_path: Path) -> None:
-    ptx = assembly(kernel, TYPES, {"PART": tensor_table.PART_SIZE}, tensor_table.WARPS)
+    ptx = assembly(kernel, TYPES, {"PART": addresses.PART_SIZE}, addresses.WARPS)
     assert "ld.global.v4" in ptx, "weights are read by the 16 bytes"
     assert "work" not in kernel.arg_names or re.search(r"(ld|st)\.global\.(v4\.b16|v2\.b32|v4\.b32)", ptx)
-    assert registers(ptx, tmp_path) * 32 * tensor_table.WARPS <= 2**16 // 4
+    assert registers(ptx, tmp_path) * 32 * addresses.WARPS <= 2**16 // 4
 
 
 @needs_a_compiler
 @pytest.mark.parametrize(("kernel", "fixed"), SMALL, ids=str)
 def test_small_ones_compile_too(kernel: Any, fixed: dict[str, object], tmp_path: Path) -> None:
     types = {**TYPES, "firsts": "*i32", "scaled": "*i32", "trust": "fp32", "reach": "fp32", "start": "i32"}
-    assert registers(assembly(kernel, types, fixed, tensor_table.WARPS), tmp_path) < 64
+    assert registers(assembly(kernel, types, fixed, addresses.WARPS), tmp_path) < 64
 
 
 def test_training_needs_no_triton() -> None:
@@ -64,8 +64,8 @@ def test_training_needs_no_triton() -> None:
 
 def test_they_are_for_a_gpu() -> None:
     some = [torch.ones(4)]
-    assert not tensor_table.supports(some, some) or triton_support.interpreted()
-    assert not tensor_table.supports([], [])
+    assert not addresses.supports(some, some) or triton_support.interpreted()
+    assert not addresses.supports([], [])
 
 
 @pytest.mark.gpu

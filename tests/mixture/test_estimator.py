@@ -18,14 +18,14 @@ from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from siammm import GaussianMixture, VonMisesFisherMixture
-from siammm.errors import InputError, StoredFileError, ZeroRowWarning
+from siammm.core.errors import InputError, StoredFileError, ZeroRowWarning
 from siammm.mixture import vmf
 from tests.conftest import Known, known_mixture
 
 KINDS = (VonMisesFisherMixture, GaussianMixture)
 
 
-@pytest.mark.filterwarnings("ignore::siammm.errors.ZeroRowWarning")
+@pytest.mark.filterwarnings("ignore::siammm.core.errors.ZeroRowWarning")
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks(
     [

@@ -9,7 +9,7 @@ from benchmarks import merge_families
 from sklearn.exceptions import NotFittedError
 
 from siammm import GaussianMixture, VonMisesFisherMixture
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.mixture import groups
 from tests.conftest import Known
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import normalize
 
 from siammm import VonMisesFisherMixture
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.mixture import em, kernels, merge, neighbours
 from tests.conftest import Known
 from tests.learn.compiled_kernels import compiled, needs_a_compiler

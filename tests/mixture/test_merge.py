@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits, make_blobs
 from torch import Tensor
 
 from siammm import GaussianMixture, VonMisesFisherMixture
-from siammm.errors import ZeroRowWarning
+from siammm.core.errors import ZeroRowWarning
 from siammm.mixture import acceptance, em, merge, neighbours
 from siammm.mixture.acceptance import Evidence
 from siammm.mixture.components import ConcentrationSettings, VonMisesFisherComponents

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.mixture import neighbours
 from siammm.mixture.neighbours import nearest
 

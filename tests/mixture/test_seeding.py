@@ -10,8 +10,9 @@ import torch
 from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor
 
-from siammm.mixture import ranks, seeding
+from siammm.core import ranks
 from siammm.mixture import samples as samples_module
+from siammm.mixture import seeding
 from siammm.mixture.samples import Samples
 from tests.conftest import Known
 

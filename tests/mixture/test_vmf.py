@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.mixture import vmf
 
 DIMENSIONS = (2, 3, 16, 128, 256, 768, 4096)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.report.example_contents import Example, make
 
 from siammm.report.render import render
+from tests.report.example_contents import Example, make
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, ViewportSize

@@ -20,21 +20,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from tests.data.image_sets import ExampleImages, encoded, example_images
-from tests.learn.small_runs import small_config
 
 from siammm.cli import main
-from siammm.config import DataConfig
 from siammm.data.sources import open_source
 from siammm.data.view_settings import views
-from siammm.evaluate.outliers import outlier_score
-from siammm.learn import results, run
-from siammm.learn.from_settings import build_network
-from siammm.learn.run import RunFolder
+from siammm.learn.build import build_network
+from siammm.metrics.outliers import outlier_score
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.report.contents import Contents
 from siammm.report.gather import quiet
-from siammm.report.opened import OpenRun, open_run
+from siammm.runs import folder as run
+from siammm.runs import results
+from siammm.runs.folder import RunFolder
+from siammm.runs.opened import OpenRun, open_run
+from siammm.settings.config import DataConfig
+from tests.data.image_sets import ExampleImages, encoded, example_images
+from tests.learn.small_runs import small_config
 
 CPU = torch.device("cpu")
 

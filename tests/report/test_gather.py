@@ -11,6 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from siammm.core.errors import InputError
+from siammm.report import chosen, tree
+from siammm.report.gather import GatherSettings, gather
+from siammm.runs import folder as run_files
+from siammm.runs.opened import OpenRun
 from tests.data.image_sets import write_folder, write_npz
 from tests.report.made_runs import (
     HOSTILE,
@@ -22,12 +28,6 @@ from tests.report.made_runs import (
     small_set,
     trained_run,
 )
-
-from siammm.errors import InputError
-from siammm.learn import run as run_files
-from siammm.report import chosen, tree
-from siammm.report.gather import GatherSettings, gather
-from siammm.report.opened import OpenRun
 
 
 @pytest.fixture(autouse=True)

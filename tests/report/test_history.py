@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.report.made_runs import made_run
 
 from siammm.mixture.merge import MergeHistory
 from siammm.report import history
-from siammm.report.opened import Assigned, read_assigned
+from siammm.runs.opened import Assigned, read_assigned
+from tests.report.made_runs import made_run
 
 
 @pytest.fixture(scope="module")

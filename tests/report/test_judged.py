@@ -11,15 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score, normalized_mutual_info_score
-from tests.report.made_runs import check_contents, made_run, opened, rewrite
 
 from siammm.cli import main
 from siammm.commands import audit
-from siammm.errors import InputError, StoredFileError
+from siammm.core.errors import InputError, StoredFileError
 from siammm.evaluate.evaluation import Evaluation, Figure, Result
 from siammm.report import judged
 from siammm.report.gather import GatherSettings, gather
-from siammm.report.opened import OpenRun
+from siammm.runs.opened import OpenRun
+from tests.report.made_runs import check_contents, made_run, opened, rewrite
 
 
 @pytest.fixture(autouse=True)

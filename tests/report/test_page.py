@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.report.browser import PHONE, Watched, chromium, serious_faults, write_page
-from tests.report.example_contents import HOSTILE, Example, make
-from tests.report.made_runs import hostile_folder, trained_run
 
 from siammm.cli import main
 from siammm.report.render import render
+from tests.report.browser import PHONE, Watched, chromium, serious_faults, write_page
+from tests.report.example_contents import HOSTILE, Example, make
+from tests.report.made_runs import hostile_folder, trained_run
 
 SECTIONS = ["overview", "clusters", "classes", "tree", "suspects", "comparison"]
 EXAMPLE = Example()

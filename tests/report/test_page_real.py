@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.report.browser import PHONE, Watched, chromium, serious_faults
 
 from siammm.cli import main
+from tests.report.browser import PHONE, Watched, chromium, serious_faults
 
 CIFAR = Path(__file__).parents[3] / "shared" / "data"
 SECTIONS = ["overview", "clusters", "classes", "tree", "suspects"]

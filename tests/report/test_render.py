@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.made_runs import HOSTILE, as_lists, hostile_folder, made_run, opened, trained_run
 
 from siammm.report.gather import Gathered, GatherSettings, gather
 from siammm.report.render import as_json, page_file, policy, render
+from tests.report.made_runs import HOSTILE, as_lists, hostile_folder, made_run, opened, trained_run
 
 
 class Page(HTMLParser):

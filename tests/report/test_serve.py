@@ -18,14 +18,14 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from PIL import Image
-from tests.data.image_sets import encoded, write_npz
-from tests.report.made_runs import check_contents, made_run, opened, small_set, trained_run
 
-from siammm.errors import InputError
-from siammm.learn import run as run_files
+from siammm.core.errors import InputError
 from siammm.report.gather import GatherSettings, gather
 from siammm.report.live import MOST_BYTES, Explorer
 from siammm.report.serve import Server
+from siammm.runs import folder as run_files
+from tests.data.image_sets import encoded, write_npz
+from tests.report.made_runs import check_contents, made_run, opened, small_set, trained_run
 
 
 class Client:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.data.image_sets import encoded
 
 from siammm.data.sources import open_source
 from siammm.report import thumbnails
 from siammm.report.thumbnails import Layout, layout, make_sheets, n_within, thumbnail
+from tests.data.image_sets import encoded
 
 
 def read(data: bytes) -> np.ndarray:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.cluster.hierarchy import fcluster, linkage
-from tests.report.made_runs import check_contents, made_run, opened
 
 from siammm.report.gather import GatherSettings, gather
 from siammm.report.tree import n_leaves
 from siammm.report.ward import groups_within, ward
+from tests.report.made_runs import check_contents, made_run, opened
 
 
 @pytest.mark.parametrize(("n", "d", "seed"), [(2, 2, 0), (5, 3, 1), (40, 4, 2), (200, 16, 3)])

@@ -16,10 +16,10 @@ from siammm.bench import clock, images, mixture, workload
 from siammm.bench.machine import Machine
 from siammm.bench.mixture import ClusteringTime
 from siammm.bench.workload import N_IMAGES, Workload, image_size
-from siammm.config import TrainConfig, initial_clusters, uses_mixture
+from siammm.core.errors import InputError
 from siammm.data.loader import SMALL
-from siammm.errors import InputError
-from siammm.presets import with_settings
+from siammm.settings.config import TrainConfig, initial_clusters, uses_mixture
+from siammm.settings.presets import with_settings
 
 Part = Literal["step without clusters", "step", "search", "clustering", "loader"]
 # How the time is shared out; the loader only where images are streamed.

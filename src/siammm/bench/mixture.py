@@ -19,13 +19,13 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from siammm.bench.clock import WINDOWS, median_seconds, seconds_of
-from siammm.config import TrainConfig
 from siammm.learn.bank import Bank
 from siammm.learn.clustering import Clustering
 from siammm.mixture import neighbours
 from siammm.mixture.components import VonMisesFisherComponents
 from siammm.mixture.merge import MergeHistory
 from siammm.mixture.samples import Samples
+from siammm.settings.config import TrainConfig
 
 # Passes over all pairs of images and clusters in an epoch with merging: what a time is foretold by.
 _PASSES = 7

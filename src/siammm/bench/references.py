@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from siammm.config import PresetName
+from siammm.settings.config import PresetName
 
 
 @dataclass(frozen=True, kw_only=True)

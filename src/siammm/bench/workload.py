@@ -25,14 +25,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from siammm.bench import images
 from siammm.bench.clock import synchronise
-from siammm.config import TrainConfig
 from siammm.data import decode
 from siammm.data.loader import SMALL, Batch, open_loader
 from siammm.data.sources import open_source
-from siammm.learn.from_settings import build_network, training_views
+from siammm.learn.build import build_network, training_views
 from siammm.learn.loop import Training
 from siammm.learn.optim import learning_rate
-from siammm.presets import with_settings
+from siammm.settings.config import TrainConfig
+from siammm.settings.presets import with_settings
 
 N_IMAGES = {
     "cifar": 50_000, "cifar-fast": 50_000, "tiny": 100_000, "laptop": 5_000, "demo": 1_797,

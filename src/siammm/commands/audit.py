@@ -21,21 +21,23 @@ from rich.markup import escape
 from rich.table import Table
 
 import siammm
+from siammm.audit import suspects as audits
+from siammm.audit.suspects import Audit
 from siammm.commands.progress import Bar
-from siammm.config import AuditConfig, default_n_components
+from siammm.core import processes
+from siammm.core.checks import check_at_least, check_number
+from siammm.core.errors import InputError, StoredFileError, ZeroRowWarning
+from siammm.core.folders import check_new_folder, new_folder
+from siammm.core.text import shown
 from siammm.data.embeddings import ID_KEYS, LABEL_KEYS, read_embeddings
-from siammm.data.folders import check_new_folder, new_folder
 from siammm.data.loader import open_loader
 from siammm.data.sources import open_source
-from siammm.data.wording import shown
-from siammm.errors import InputError, StoredFileError, ZeroRowWarning
-from siammm.evaluate import audit as audits
-from siammm.evaluate.audit import Audit
-from siammm.evaluate.clustering import label_codes
-from siammm.learn import distributed, results, run
 from siammm.learn.encode import encode
-from siammm.learn.run import RunFolder
-from siammm.mixture.checks import check_at_least, check_number
+from siammm.metrics.clustering import label_codes
+from siammm.runs import folder as run
+from siammm.runs import results
+from siammm.runs.folder import RunFolder
+from siammm.settings.config import AuditConfig, default_n_components
 
 SUSPECTS, SUMMARY = "suspects.parquet", "summary.json"
 RESULT_NAMES = frozenset({SUSPECTS, SUMMARY})
@@ -88,7 +90,7 @@ def audit(config: AuditConfig) -> None:
     output = config.output or _default_output(config.subject)
     check_new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES)
     console = Console(highlight=False)
-    with distributed.setup(config.device) as context, Bar() as progress:
+    with processes.setup(config.device) as context, Bar() as progress:
         if context.world_size > 1:
             raise InputError(f"audit runs in one process, but there are {context.world_size}; start it by itself.")
         try:

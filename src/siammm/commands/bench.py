@@ -22,13 +22,13 @@ from siammm.bench import references
 from siammm.bench.machine import Machine, described, help_seconds
 from siammm.bench.measure import Figures, measure
 from siammm.bench.references import Reference, number, rate, references_for, share
-from siammm.config import BenchConfig, PresetName, TrainConfig
-from siammm.errors import InputError
-from siammm.learn import distributed
-from siammm.learn.run import write_whole
-from siammm.mixture.checks import check_at_least, check_number
-from siammm.precision import network_precision
-from siammm.presets import PRESETS, with_settings
+from siammm.core import processes
+from siammm.core.checks import check_at_least, check_number
+from siammm.core.errors import InputError
+from siammm.core.precision import network_precision
+from siammm.runs.folder import write_whole
+from siammm.settings.config import BenchConfig, PresetName, TrainConfig
+from siammm.settings.presets import PRESETS, with_settings
 
 # Of the time, what goes into the machine's peak.
 _PEAK_SHARE = 0.03
@@ -42,7 +42,7 @@ def bench(config: BenchConfig) -> None:
     if config.output is not None:
         _check_output(config.output, overwrite=config.overwrite)
     console = Console(highlight=False)
-    with distributed.setup(config.device) as context:
+    with processes.setup(config.device) as context:
         if context.world_size > 1:
             raise InputError(f"bench runs in one process, but there are {context.world_size}; start it by itself.")
         device = context.device

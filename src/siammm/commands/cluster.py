@@ -21,14 +21,14 @@ from rich.markup import escape
 from rich.table import Table
 
 import siammm
-from siammm.config import ClusterConfig, default_n_components
+from siammm.core.errors import InputError, ZeroRowWarning
+from siammm.core.folders import check_new_folder, new_folder
+from siammm.core.text import shown
 from siammm.data.embeddings import EmbeddingTable, read_embeddings
-from siammm.data.folders import check_new_folder, new_folder
-from siammm.data.wording import shown
-from siammm.errors import InputError, ZeroRowWarning
-from siammm.evaluate.clustering import ClusteringScores, clustering_scores, label_codes
-from siammm.evaluate.outliers import outlier_score
+from siammm.metrics.clustering import ClusteringScores, clustering_scores, label_codes
+from siammm.metrics.outliers import outlier_score
 from siammm.mixture.groups import Groups
+from siammm.settings.config import ClusterConfig, default_n_components
 
 # What a result consists of; a folder that holds anything else is not replaced.
 ASSIGNMENTS, MIXTURE, SUMMARY = "assignments.parquet", "mixture.safetensors", "summary.json"

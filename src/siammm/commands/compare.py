@@ -9,11 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from siammm.commands.evaluate import figure_text
-from siammm.config import CompareConfig
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.evaluate.evaluation import Comparison, Row, read_evaluation
 from siammm.evaluate.evaluation import compare as compared
-from siammm.learn.run import write_whole
+from siammm.runs.folder import write_whole
+from siammm.settings.config import CompareConfig
 
 
 def compare(config: CompareConfig) -> None:

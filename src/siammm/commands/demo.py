@@ -14,12 +14,12 @@ from rich.text import Text
 from sklearn.datasets import load_digits
 
 from siammm.commands.cluster import score_table
-from siammm.config import DemoConfig
 from siammm.data.sources import open_source
-from siammm.evaluate.clustering import clustering_scores
 from siammm.learn.loop import Training
 from siammm.learn.progress import TrainingProgress
-from siammm.presets import PRESETS, with_settings
+from siammm.metrics.clustering import clustering_scores
+from siammm.settings.config import DemoConfig
+from siammm.settings.presets import PRESETS, with_settings
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH_OF_CURVE = 48

@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from siammm.commands.progress import Bar
-from siammm.config import EmbedConfig
+from siammm.core import processes
+from siammm.core.errors import InputError
+from siammm.core.files import check_new_file, new_file
 from siammm.data.loader import Loader
 from siammm.data.view_settings import ViewSettings
-from siammm.errors import InputError
-from siammm.evaluate.subject import TABLES, ImageSubject, open_subject
-from siammm.export.encoding import (
+from siammm.export.tables import image_table, write_npz, write_parquet
+from siammm.runs.encoding import (
     Encoded,
     FinishedRun,
     What,
@@ -25,9 +26,8 @@ from siammm.export.encoding import (
     open_run,
     run_rows,
 )
-from siammm.export.files import check_new_file, new_file
-from siammm.export.tables import image_table, write_npz, write_parquet
-from siammm.learn import distributed
+from siammm.runs.subject import TABLES, ImageSubject, open_subject
+from siammm.settings.config import EmbedConfig
 
 FORMATS = (".parquet", ".npz", ".npy")
 
@@ -42,7 +42,7 @@ def embed(config: EmbedConfig) -> None:
         )
     check_new_file(output, overwrite=config.overwrite)
     console = Console(highlight=False)
-    with distributed.setup(config.device) as context:
+    with processes.setup(config.device) as context:
         if context.world_size > 1:
             raise InputError(f"embed runs in one process, but there are {context.world_size}; start it by itself.")
         try:

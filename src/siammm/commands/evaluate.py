@@ -12,16 +12,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from siammm.commands.progress import Bar
-from siammm.config import EvaluateConfig
-from siammm.data.folders import check_new_folder, new_folder
-from siammm.errors import InputError, SiamMMError
+from siammm.core import processes
+from siammm.core.errors import InputError, SiamMMError
+from siammm.core.folders import check_new_folder, new_folder
 from siammm.evaluate import evaluation as record
 from siammm.evaluate.evaluation import Evaluation, Figure, Result
 from siammm.evaluate.measured import Measured
 from siammm.evaluate.prepare import open_transfer, prepared
 from siammm.evaluate.protocols import ProtocolSettings, check, chosen, measure
-from siammm.evaluate.subject import ImageSubject, TableSubject, open_subject
-from siammm.learn import distributed
+from siammm.runs.subject import ImageSubject, TableSubject, open_subject
+from siammm.settings.config import EvaluateConfig
 
 RESULT_NAMES = frozenset({record.FILE})
 
@@ -31,7 +31,7 @@ def evaluate(config: EvaluateConfig) -> None:
     output = config.output or record.default_output(config.subject)
     check_new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES)
     console = Console(highlight=False)
-    with distributed.setup(config.device) as context:
+    with processes.setup(config.device) as context:
         if context.world_size > 1:
             raise InputError(f"evaluate runs in one process, but there are {context.world_size}; start it by itself.")
         try:

@@ -7,22 +7,22 @@ from rich.console import Console
 from rich.markup import escape
 
 from siammm.commands.progress import Bar
-from siammm.config import ExploreConfig
-from siammm.errors import InputError
-from siammm.learn import distributed
+from siammm.core import processes
+from siammm.core.errors import InputError
 from siammm.report import places
 from siammm.report.browser import open_page
 from siammm.report.gather import GatherSettings, gather
 from siammm.report.live import Explorer
-from siammm.report.opened import open_run
 from siammm.report.serve import Server
+from siammm.runs.opened import open_run
+from siammm.settings.config import ExploreConfig
 
 
 def explore(config: ExploreConfig) -> None:
     """Run the command: serve until Ctrl-C, which is how it ends well."""
     places.check_map(config.map)
     console = Console(highlight=False)
-    with distributed.setup(config.device) as context, Server(config.port) as server:
+    with processes.setup(config.device) as context, Server(config.port) as server:
         if context.world_size > 1:
             raise InputError(f"explore runs in one process, but there are {context.world_size}; start it by itself.")
         server.show(_prepared(config, context.device))

@@ -12,17 +12,18 @@ from rich.console import Console
 from rich.markup import escape
 
 from siammm.commands.progress import Bar
-from siammm.config import ExportConfig, ExportFormat
+from siammm.core import processes
+from siammm.core.errors import InputError, SiamMMError
+from siammm.core.folders import check_new_folder, new_folder
 from siammm.data.embeddings import read_embeddings
-from siammm.data.folders import check_new_folder, new_folder
 from siammm.data.loader import Loader
-from siammm.errors import InputError, SiamMMError
-from siammm.export import hub, names
+from siammm.export import hub
 from siammm.export.encoder import chosen_encoder, kept_card, write_card, write_encoder
-from siammm.export.encoding import Encoded, FinishedRun, encoded, open_images, open_run, run_rows
 from siammm.export.onnx_file import missing_packages, write_onnx
 from siammm.export.tables import clusters_table, image_table, write_parquet
-from siammm.learn import distributed
+from siammm.runs import names
+from siammm.runs.encoding import Encoded, FinishedRun, encoded, open_images, open_run, run_rows
+from siammm.settings.config import ExportConfig, ExportFormat
 
 ALL: tuple[ExportFormat, ...] = ("encoder", "onnx", "tables")
 
@@ -52,7 +53,7 @@ def export(config: ExportConfig) -> None:
         hub.check_repository(config.hub)
     own = open_run(config.run)
     chosen_encoder(own, config.encoder)
-    with distributed.setup(config.device) as context:
+    with processes.setup(config.device) as context:
         if context.world_size > 1:
             raise InputError(f"export runs in one process, but there are {context.world_size}; start it by itself.")
         with Bar() as bar, new_folder(output, overwrite=config.overwrite, ours=names.NAMES) as folder:

@@ -13,19 +13,19 @@ from rich.console import Console
 from rich.markup import escape
 
 from siammm.commands.progress import Bar
-from siammm.config import ReportConfig
-from siammm.data.folders import check_new_folder, new_folder
-from siammm.data.wording import one_line
-from siammm.errors import InputError
-from siammm.learn import distributed
-from siammm.learn.run import write_whole
-from siammm.mixture.checks import check_at_least
+from siammm.core import processes
+from siammm.core.checks import check_at_least
+from siammm.core.errors import InputError
+from siammm.core.folders import check_new_folder, new_folder
+from siammm.core.text import one_line
 from siammm.report import places
 from siammm.report.browser import open_page
 from siammm.report.gather import Gathered, GatherSettings, gather
-from siammm.report.opened import open_run
 from siammm.report.plain import counted
 from siammm.report.render import render
+from siammm.runs.folder import write_whole
+from siammm.runs.opened import open_run
+from siammm.settings.config import ReportConfig
 
 _SHEET = re.compile(r"sheet-\d+\.webp")
 _LARGEST_THUMBNAIL = 512
@@ -42,7 +42,7 @@ def report(config: ReportConfig) -> None:
     beside = output.with_name(f"{output.stem}_files")
     _check_output(output, beside, overwrite=config.overwrite)
     console = Console(highlight=False)
-    with distributed.setup(config.device) as context, Bar() as bar:
+    with processes.setup(config.device) as context, Bar() as bar:
         if context.world_size > 1:
             raise InputError(f"report runs in one process, but there are {context.world_size}; start it by itself.")
         try:

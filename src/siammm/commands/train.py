@@ -21,20 +21,23 @@ from rich.markup import escape
 
 import siammm
 from siammm.commands.cluster import cluster_table, in_groups, score_table
-from siammm.config import TrainConfig
+from siammm.core import processes
+from siammm.core.errors import InputError, Stopped
+from siammm.core.folders import check_new_folder
+from siammm.core.processes import Context
+from siammm.core.text import shown
 from siammm.data.decode import BadImage
-from siammm.data.folders import check_new_folder
 from siammm.data.sources import Source, open_source
-from siammm.data.wording import shown
-from siammm.errors import InputError, Stopped
-from siammm.evaluate.clustering import clustering_scores
-from siammm.learn import checkpoint, distributed, results, run
-from siammm.learn.distributed import Context
+from siammm.learn import checkpoint
 from siammm.learn.loop import Interrupted, Listener, Silent, Trained, Training
 from siammm.learn.networks import CONV_SMALL
 from siammm.learn.progress import TrainingProgress, described
-from siammm.learn.run import RunFolder
-from siammm.presets import check_settings, setting_homes, with_settings
+from siammm.metrics.clustering import clustering_scores
+from siammm.runs import folder as run
+from siammm.runs import results
+from siammm.runs.folder import RunFolder
+from siammm.settings.config import TrainConfig
+from siammm.settings.presets import check_settings, setting_homes, with_settings
 
 # The views of images that are not small, unless told otherwise.
 _LARGE_VIEW = 224
@@ -51,7 +54,7 @@ def train(config: TrainConfig) -> None:
     """Run the command."""
     if config.resume is None and config.data is None:
         raise InputError("There is nothing to train on; give a folder of images, or run siammm demo for a first look.")
-    with distributed.setup(config.run.device) as context:
+    with processes.setup(config.run.device) as context:
         console = Console(highlight=False)
         if config.resume is not None:
             _resume(config, context, console)

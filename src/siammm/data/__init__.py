@@ -1,1 +1,1 @@
-"""What comes in and what goes out: tables of embeddings, and folders of results that appear whole or not at all."""
+"""Images and tables in: sources, safe decoding, the two views, loaders."""

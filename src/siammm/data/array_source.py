@@ -11,11 +11,11 @@ from typing import IO, Any
 
 import numpy as np
 
+from siammm.core.errors import InputError, StoredFileError
+from siammm.core.text import listed, one_line, shape_text, shown
 from siammm.data import labels as labelling
 from siammm.data.labels import LABEL_KEYS, NAME_KEYS
 from siammm.data.source import Source
-from siammm.data.wording import listed, one_line, shape_text, shown
-from siammm.errors import InputError, StoredFileError
 
 IMAGE_KEYS = ("images", "image", "x", "X", "data")
 _CHECKED_AT_A_TIME = 2**24

@@ -20,6 +20,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from siammm.core.errors import InputError
 from siammm.data import colours, resample
 from siammm.data.view_settings import (
     IMAGENET_MEAN,
@@ -31,7 +32,6 @@ from siammm.data.view_settings import (
     draw,
     views,
 )
-from siammm.errors import InputError
 
 __all__ = [
     "IMAGENET_MEAN",

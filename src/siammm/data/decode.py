@@ -28,8 +28,8 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import numpy as np
 from PIL import Image
 
-from siammm.data.wording import one_line, shown
-from siammm.errors import InputError, SiamMMError
+from siammm.core.errors import InputError, SiamMMError
+from siammm.core.text import one_line, shown
 
 if TYPE_CHECKING:
     from siammm.data.source import Source

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from siammm.errors import InputError, StoredFileError
+from siammm.core.errors import InputError, StoredFileError
 
 if TYPE_CHECKING:
     import pyarrow as pa

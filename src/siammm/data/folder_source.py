@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from siammm.core.errors import InputError
+from siammm.core.text import one_line, shown
 from siammm.data import decode, labels
 from siammm.data.source import EncodedSource, Names
-from siammm.data.wording import one_line, shown
-from siammm.errors import InputError
 
 
 @dataclass

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from siammm.core.errors import InputError
 from siammm.data import augment, decode
 from siammm.data.augment import ViewSettings
 from siammm.data.decode import BadImage, SetAside
-from siammm.data.shrunken import ShrunkenSource
+from siammm.data.image_cache import ShrunkenSource
 from siammm.data.sources import Source
-from siammm.errors import InputError
 
 LoaderKind = Literal["auto", "resident", "streaming"]
 Progress = Callable[[int, int], None]

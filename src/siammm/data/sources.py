@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
+from siammm.core.errors import InputError, StoredFileError
+from siammm.core.text import shown
 from siammm.data import decode, table_source, tar_source, torchvision_source
 from siammm.data.array_source import ArraySource, DigitsSource, array_name, open_npy, open_npz
 from siammm.data.folder_source import FolderContents, FolderSource, walk
 from siammm.data.source import EncodedSource, Source
 from siammm.data.table_source import ArrowSource, ParquetSource
 from siammm.data.tar_source import TarSource
-from siammm.data.wording import shown
-from siammm.errors import InputError, StoredFileError
 
 __all__ = ["EncodedSource", "Source", "open_source"]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from siammm.core.errors import InputError
+from siammm.core.text import one_line, shown
 from siammm.data import decode
 from siammm.data.source import Source
-from siammm.data.wording import one_line, shown
-from siammm.errors import InputError
 
 ABSENT, AMBIGUOUS = -1, -2
 """What ``matched`` gives for a name that means no image, and for one that means several."""

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from siammm.core.errors import InputError, StoredFileError
+from siammm.core.text import listed, one_line, shown
 from siammm.data import decode
 from siammm.data import labels as labelling
 from siammm.data.decode import BadImage
 from siammm.data.labels import LABEL_KEYS, SPLITS
 from siammm.data.source import EncodedSource
-from siammm.data.wording import listed, one_line, shown
-from siammm.errors import InputError, StoredFileError
 
 if TYPE_CHECKING:
     import pyarrow as pa

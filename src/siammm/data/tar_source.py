@@ -17,13 +17,13 @@ from typing import IO, Any
 
 import numpy as np
 
+from siammm.core.errors import InputError, StoredFileError
+from siammm.core.text import one_line, shown
 from siammm.data import decode
 from siammm.data import labels as labelling
 from siammm.data.decode import BadImage
 from siammm.data.labels import LABEL_KEYS
 from siammm.data.source import EncodedSource, Names
-from siammm.data.wording import one_line, shown
-from siammm.errors import InputError, StoredFileError
 
 COMPRESSED_SUFFIXES = (".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 

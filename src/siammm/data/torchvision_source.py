@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from siammm.core.errors import InputError
+from siammm.core.text import one_line, shown
 from siammm.data import decode
 from siammm.data import labels as labelling
 from siammm.data.array_source import ArraySource
 from siammm.data.decode import BadImage
 from siammm.data.source import Source
-from siammm.data.wording import one_line, shown
-from siammm.errors import InputError
 
 PREFIX = "torchvision:"
 _SPLIT = re.compile(r"(?P<root>.+):(?P<split>[A-Za-z0-9_+-]+)", re.DOTALL)

@@ -17,8 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from siammm.core.errors import InputError
 from siammm.data.randomness import uniforms
-from siammm.errors import InputError
 
 Preset = Literal["auto", "digits", "32", "64", "224"]
 PRESETS: tuple[Preset, ...] = ("auto", "digits", "32", "64", "224")

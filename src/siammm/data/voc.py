@@ -22,12 +22,12 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from siammm.core.errors import InputError
+from siammm.core.text import listed, one_line, shown
 from siammm.data import decode
 from siammm.data.folder_source import FolderSource
 from siammm.data.source import Source
 from siammm.data.subset import ABSENT, AMBIGUOUS, matched, read_names
-from siammm.data.wording import listed, one_line, shown
-from siammm.errors import InputError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import siammm
-from siammm.errors import StoredFileError
+from siammm.core.errors import StoredFileError
 
 FILE = "evaluation.json"
 FORMAT = 1

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from siammm.config import DataConfig
+from siammm.core.errors import InputError
 from siammm.data.loader import open_loader
 from siammm.data.source import Source
-from siammm.errors import InputError
-from siammm.evaluate import subject as subjects
-from siammm.evaluate.subject import ImageSubject, Subject, TableSubject
+from siammm.runs import subject as subjects
+from siammm.runs.subject import ImageSubject, Subject, TableSubject
+from siammm.settings.config import DataConfig
 
 Progress = Callable[[str, int, int], None]
 """What is being done, how far it is, and how far it goes."""

@@ -23,10 +23,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import LinearSVC
 from torch import Tensor
 
+from siammm.core.errors import InputError
 from siammm.data.decode import default_threads
 from siammm.data.loader import Progress
-from siammm.errors import InputError
-from siammm.evaluate.linear import even_folds
+from siammm.metrics.linear import even_folds
 
 Array = Tensor | np.ndarray
 

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from siammm.config import DataConfig
+from siammm.core.errors import InputError, SiamMMError
 from siammm.data.embeddings import EmbeddingTable, read_embeddings
 from siammm.data.source import Source
 from siammm.data.sources import open_source
 from siammm.data.subset import SourceSubset
 from siammm.data.voc import MultiLabelSet, open_targets, open_voc
-from siammm.errors import InputError, SiamMMError
-from siammm.evaluate.clustering import label_codes
-from siammm.evaluate.linear import below_zero
 from siammm.evaluate.measured import Measured, Part, Progress, silent
 from siammm.evaluate.split import HELD_OUT, aligned_labels, held_out, n_shared
-from siammm.evaluate.subject import ImageSubject, Subject, TableSubject
+from siammm.metrics.clustering import label_codes
+from siammm.metrics.linear import below_zero
+from siammm.runs.subject import ImageSubject, Subject, TableSubject
+from siammm.settings.config import DataConfig
 
 # One split for all seeds and all subjects: figures are of the same images, and deviations of the protocols alone.
 _SPLIT_SEED = 0

@@ -13,12 +13,11 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
+from siammm.core.errors import InputError
 from siammm.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from siammm.data.decode import MAX_BAD_IMAGES
 from siammm.data.loader import LoaderKind, Progress
 from siammm.data.source import Source
-from siammm.errors import InputError
-from siammm.evaluate.linear import Labels, ProbeResult
 from siammm.evaluate.supervised import (
     Channels,
     Schedule,
@@ -30,6 +29,7 @@ from siammm.evaluate.supervised import (
     labelled,
     linear_head,
 )
+from siammm.metrics.linear import Labels, ProbeResult
 
 __all__ = ["LINEAR", "PLACES205", "LinearSettings", "ProbeResult", "linear_probe"]
 

@@ -17,18 +17,18 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from siammm.core.errors import InputError
 from siammm.data.subset import SourceSubset
-from siammm.errors import InputError
-from siammm.evaluate.clustering import clustering_scores, mapped_accuracy, purities
 from siammm.evaluate.evaluation import Figure, Result
-from siammm.evaluate.kmeans import MOST_STEPS, clusters_of, k_means
-from siammm.evaluate.knn import RULES, knn_accuracies
-from siammm.evaluate.linear import PENALTIES, ProbeResult, linear_scores
 from siammm.evaluate.measured import Measured, Part
 from siammm.evaluate.multilabel import check_classes, svm_map
 from siammm.evaluate.probe import LINEAR, PLACES205, LinearSettings, linear_probe
 from siammm.evaluate.semi import FineTuneSettings, fine_tune, labelled_subset, listed_subset, settings_for
-from siammm.evaluate.subject import ImageSubject, TableSubject
+from siammm.metrics.clustering import clustering_scores, mapped_accuracy, purities
+from siammm.metrics.kmeans import MOST_STEPS, clusters_of, k_means
+from siammm.metrics.knn import RULES, knn_accuracies
+from siammm.metrics.linear import PENALTIES, ProbeResult, linear_scores
+from siammm.runs.subject import ImageSubject, TableSubject
 
 # The paper clusters ImageNet into 25,000; k-means does so too by default where clusters then hold ten images or more.
 LARGE_K = 25_000

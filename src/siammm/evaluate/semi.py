@@ -18,14 +18,12 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
+from siammm.core.errors import InputError
 from siammm.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from siammm.data.decode import MAX_BAD_IMAGES
 from siammm.data.loader import LoaderKind, Progress
 from siammm.data.source import Source
 from siammm.data.subset import SourceSubset, positions_of, read_names
-from siammm.errors import InputError
-from siammm.evaluate.clustering import label_codes
-from siammm.evaluate.linear import Labels, ProbeResult, labels_as_array, numbered_together
 from siammm.evaluate.supervised import (
     Channels,
     Schedule,
@@ -37,6 +35,8 @@ from siammm.evaluate.supervised import (
     linear_head,
     rows,
 )
+from siammm.metrics.clustering import label_codes
+from siammm.metrics.linear import Labels, ProbeResult, labels_as_array, numbered_together
 
 __all__ = [
     "ONE_PERCENT",

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from siammm.core.errors import InputError
 from siammm.data.decode import BadImage
 from siammm.data.source import Source
-from siammm.errors import InputError
 
 HELD_OUT = 10
 """One image of so many is held out where there is no test set."""

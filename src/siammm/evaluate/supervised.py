@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from siammm.core.errors import InputError
+from siammm.core.precision import has_bf16
 from siammm.data import augment
 from siammm.data.augment import ViewSettings
 from siammm.data.decode import MAX_BAD_IMAGES
 from siammm.data.loader import Batch, Loader, LoaderKind, Progress, ResidentLoader, open_loader
 from siammm.data.randomness import permutation
 from siammm.data.source import Source
-from siammm.errors import InputError
-from siammm.evaluate.linear import Labels, check_classes, numbered_together, top_accuracies
-from siammm.precision import has_bf16
+from siammm.metrics.linear import Labels, check_classes, numbered_together, top_accuracies
 
 Channels = tuple[float, float, float]
 

@@ -12,7 +12,7 @@ from pathlib import PurePath
 
 from siammm import __version__
 from siammm.export.as_timm import TimmModel
-from siammm.export.encoding import FinishedRun
+from siammm.runs.encoding import FinishedRun
 
 _LONGEST_NAME = 120
 _SEAL = re.compile(r"\n<!-- written by siammm: ([0-9a-f]{64}) -->\n$")

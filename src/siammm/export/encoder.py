@@ -18,17 +18,17 @@ import torch
 from safetensors.torch import save_file
 
 from siammm import __version__
-from siammm.config import TrainConfig
+from siammm.core.errors import InputError
+from siammm.core.text import one_line
 from siammm.data.augment import clean_side
-from siammm.data.wording import one_line
-from siammm.errors import InputError
-from siammm.export import names
 from siammm.export.as_timm import TimmModel, as_timm, repeated
 from siammm.export.card import as_bytes, as_text, data_name, is_edited, model_card
-from siammm.export.encoding import FinishedRun
-from siammm.learn import results, run
 from siammm.learn.networks import Encoder
 from siammm.mixture.storage import make_readable
+from siammm.runs import folder as run
+from siammm.runs import names, results
+from siammm.runs.encoding import FinishedRun
+from siammm.settings.config import TrainConfig
 
 EncoderChoice = Literal["online", "momentum"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from siammm.data.wording import one_line
-from siammm.errors import InputError, StoredFileError
-from siammm.export import names
+from siammm.core.errors import InputError, StoredFileError
+from siammm.core.text import one_line
+from siammm.runs import names
 
 
 def check_repository(repo_id: str) -> None:

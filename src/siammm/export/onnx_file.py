@@ -25,13 +25,13 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from siammm import __version__
+from siammm.core.errors import InputError
 from siammm.data.augment import clean_side
 from siammm.data.view_settings import ViewSettings
-from siammm.errors import InputError
-from siammm.export.encoding import FinishedRun
 from siammm.export.scale import OutlierScale
 from siammm.learn.networks import Encoder
 from siammm.mixture.estimator import VonMisesFisherMixture
+from siammm.runs.encoding import FinishedRun
 
 OPSET = 18
 PACKAGES = ("onnx", "onnxscript")

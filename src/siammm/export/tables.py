@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from siammm import __version__
 from siammm.data.loader import Loader
-from siammm.evaluate.outliers import outlier_score
-from siammm.export.encoding import Encoded, file_paths
+from siammm.metrics.outliers import outlier_score
 from siammm.mixture.estimator import VonMisesFisherMixture
+from siammm.runs.encoding import Encoded, file_paths
 
 _BYTES_OF_A_GROUP = 2**26
 

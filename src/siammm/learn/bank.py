@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 
 
 def shard(n_images: int, rank: int, world_size: int) -> tuple[int, int]:

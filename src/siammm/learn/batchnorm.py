@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from siammm.errors import InputError
-from siammm.mixture import ranks
+from siammm.core import ranks
+from siammm.core.errors import InputError
 
 
 def synchronised(module: nn.Module) -> nn.Module:

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from siammm.errors import InputError, StoredFileError
+from siammm.core.errors import InputError, StoredFileError
 from siammm.mixture.storage import make_readable
 
 LAST, PREVIOUS = "last.safetensors", "previous.safetensors"

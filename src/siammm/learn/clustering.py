@@ -15,9 +15,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from siammm.config import ClusteringConfig, ObjectiveConfig
+from siammm.core import ranks
 from siammm.learn import losses, peer_losses
-from siammm.mixture import em, merge, ranks, seeding, vmf
+from siammm.mixture import em, merge, seeding, vmf
 from siammm.mixture.components import (
     Components,
     ConcentrationRule,
@@ -28,6 +28,7 @@ from siammm.mixture.em import Assignment
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.merge import MergeHistory, MergeSettings
 from siammm.mixture.samples import Samples
+from siammm.settings.config import ClusteringConfig, ObjectiveConfig
 
 # A round of merging drops clusters that no image is nearest to; after so many steps with refilling there are few.
 _STEPS_BEFORE_MERGING = 2

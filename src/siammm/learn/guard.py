@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from siammm.errors import SiamMMError
-from siammm.mixture import em, ranks
+from siammm.core import ranks
+from siammm.core.errors import SiamMMError
+from siammm.mixture import em
 from siammm.mixture.samples import Samples
 
 # Uniform directions have a deviation of 1 and an effective rank of nearly D; a collapsed encoder is far below both.

@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from siammm.errors import InputError
-from siammm.learn import tensor_table
-from siammm.learn.update_kernels import LarsKernels
+from siammm.core.errors import InputError
+from siammm.learn.cuda import addresses
+from siammm.learn.cuda.update_kernels import LarsKernels
 
 # The operations on whole lists of tensors have no types.
 _torch = cast(Any, torch)
@@ -93,10 +93,10 @@ class LARS(torch.optim.Optimizer):
             return False
         pairs = [(p, group) for group in groups for p in group["params"] if p.grad is not None]
         params, grads = [p for p, _ in pairs], [p.grad for p, _ in pairs]
-        if not tensor_table.supports(params, grads):
+        if not addresses.supports(params, grads):
             return False
         buffers = [self._buffer(p) for p in params]
-        if not tensor_table.supports(params, buffers):
+        if not addresses.supports(params, buffers):
             return False
         decays = [0.0 if group["excluded"] else float(group["weight_decay"]) for _, group in pairs]
         scaled = [not group["excluded"] for _, group in pairs]
@@ -104,7 +104,7 @@ class LARS(torch.optim.Optimizer):
         made: dict[Any, LarsKernels] = self.__dict__.setdefault("_kernels", {})
         made_for = (params[0].device, *(p.numel() for p in params), *decays, *scaled)
         if made_for not in made:
-            if tensor_table.capturing():  # making them copies from the host
+            if addresses.capturing():  # making them copies from the host
                 return False
             made[made_for] = LarsKernels(params, decays, scaled)
         made[made_for](params, grads, buffers, found_inf=found_inf, **{name: first[name] for name in shared})

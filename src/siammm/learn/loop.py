@@ -19,15 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from siammm.config import TrainConfig, uses_mixture
+from siammm.core import processes, ranks
+from siammm.core.errors import InputError, ZeroRowWarning
 from siammm.data import randomness
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source
 from siammm.data.view_settings import views
-from siammm.errors import InputError, ZeroRowWarning
-from siammm.evaluate.clustering import clustering_scores
-from siammm.evaluate.outliers import outlier_score
-from siammm.learn import checkpoint, distributed, from_settings, guard
+from siammm.learn import build, checkpoint, guard
 from siammm.learn.bank import Bank, shard
 from siammm.learn.batchnorm import synchronised
 from siammm.learn.clustering import Clustering
@@ -36,13 +34,15 @@ from siammm.learn.guard import CollapseError, Health
 from siammm.learn.networks import SiameseNetwork
 from siammm.learn.optim import build_optimiser, learning_rate
 from siammm.learn.probing import Probes
-from siammm.learn.run import RunFolder
 from siammm.learn.step import Step
-from siammm.mixture import ranks
+from siammm.metrics.clustering import clustering_scores
+from siammm.metrics.outliers import outlier_score
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.groups import Groups
 from siammm.mixture.groups import found as find_groups
 from siammm.mixture.samples import Samples
+from siammm.runs.folder import RunFolder
+from siammm.settings.config import TrainConfig, uses_mixture
 
 # On a GPU the host looks at the losses this often; on a CPU, after every step.
 _STEPS_BETWEEN_CHECKS = 50
@@ -110,17 +110,15 @@ class Training:
     ) -> None:
         self.config, self.device, self.run_folder = config, device, run
         self.listener: Listener = listener or Silent()
-        self.clean_view = views(from_settings.image_size(config, source), config.views.augmentation)[0]
+        self.clean_view = views(build.image_size(config, source), config.views.augmentation)[0]
         """How an image is read without augmentation."""
-        self.views = from_settings.training_views(config, self.clean_view.size)
+        self.views = build.training_views(config, self.clean_view.size)
         seed = config.run.random_state
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.network = from_settings.build_network(config, self.clean_view.size)
+            self.network = build.build_network(config, self.clean_view.size)
         if self.views[0].size != self.clean_view.size:
-            from_settings.check_takes_sizes(
-                self.network, config.network.backbone, self.views[0].size, self.clean_view.size
-            )
+            build.check_takes_sizes(self.network, config.network.backbone, self.views[0].size, self.clean_view.size)
         # Reading may take long: what can be refused has been by now.
         self.loader: Loader = open_loader(
             source,
@@ -142,17 +140,17 @@ class Training:
                 f"The processes can read different numbers of images ({', '.join(map(str, counts))}); give all of them "
                 "the same files."
             )
-        self.batch_size = from_settings.batch_size(config, n)
-        from_settings.check_queue(config, n)
+        self.batch_size = build.batch_size(config, n)
+        build.check_queue(config, n)
         self.steps_per_epoch = n // self.batch_size
         self.total_steps = self.steps_per_epoch * config.optimisation.epochs
         self.network = self.network.to(device)
         if device.type == "cuda":
             self.network = self.network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        if distributed.world_size() > 1:
+        if processes.world_size() > 1:
             self.network = cast(SiameseNetwork, synchronised(self.network))
         self.network.train()
-        rank, world = distributed.rank(), distributed.world_size()
+        rank, world = processes.rank(), processes.world_size()
         self.bank = Bank(n, config.network.embedding_dim, device, rank=rank, world_size=world)
         # The first is what a run leaves; the others only train with it.
         self.clusterings = [
@@ -165,7 +163,7 @@ class Training:
                 settings=config.clustering,
                 seed=seed + number,
             )
-            for number, k in enumerate(from_settings.n_components(config, n))
+            for number, k in enumerate(build.n_components(config, n))
         ]
         self.clustering = self.clusterings[0]
         self.optimiser = build_optimiser(
@@ -376,7 +374,7 @@ class Training:
 
     def _mine(self, group: Tensor) -> Tensor:
         """This rank's part of a batch."""
-        first, last = shard(len(group), distributed.rank(), distributed.world_size())
+        first, last = shard(len(group), processes.rank(), processes.world_size())
         return group[first:last]
 
     # -- looking after it ---------------------------------------------------------------------------------------------
@@ -423,7 +421,7 @@ class Training:
             )
         # Every rank takes part: the bank is in shards.
         views = [ranks.all_gather_rows(view[:-1], self.device) for view in self.bank.view_2ND]
-        if self.run_folder is None or not distributed.is_writer():
+        if self.run_folder is None or not processes.is_writer():
             return
         tensors = {
             **checkpoint.with_prefix("network", self.network.state_dict()),
@@ -473,7 +471,7 @@ class Training:
         torch.set_rng_state(tensors["random"])
         self.epoch, self.step_in_epoch = int(facts["epoch"]), int(facts["step_in_epoch"])
         self.seconds, self.log_likelihood = float(facts["seconds"]), float(facts["log_likelihood"])
-        if self.run_folder is not None and distributed.is_writer():
+        if self.run_folder is not None and processes.is_writer():
             self.run_folder.truncate_metrics(self.epoch)
             self.metrics = self.run_folder.metrics()
 

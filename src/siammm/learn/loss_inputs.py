@@ -10,7 +10,7 @@ from typing import ParamSpec
 import torch
 from torch import Tensor
 
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 
 # An embedding shorter than this has no direction.
 _SHORTEST = 1e-12

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.learn.loss_inputs import (
     check_numbers,
     check_pair,

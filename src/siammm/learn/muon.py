@@ -18,10 +18,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from siammm.errors import InputError
-from siammm.learn import tensor_table, turn_kernels
+from siammm.core.errors import InputError
+from siammm.learn.cuda import addresses, muon_kernels
+from siammm.learn.cuda.muon_kernels import TurnKernels
 from siammm.learn.lars import LARS, by_kind, gradients, negative, replace
-from siammm.learn.turn_kernels import TurnKernels
 
 # The operations on whole lists of tensors have no types.
 _torch = cast(Any, torch)
@@ -71,12 +71,12 @@ class Muon(LARS):
         """One step of all matrices at once, where there are kernels for it; whether so."""
         params = sorted(params, key=_shape)  # those of one shape side by side
         grads, buffers = [cast(Tensor, p.grad) for p in params], [self._buffer(p) for p in params]
-        if not turn_kernels.supports(params, grads, buffers):
+        if not muon_kernels.supports(params, grads, buffers):
             return False
         made: dict[Any, TurnKernels] = self.__dict__.setdefault("_turn_kernels", {})
         made_for = (params[0].device, *(p.shape for p in params))
         if made_for not in made:
-            if tensor_table.capturing():  # making them copies from the host
+            if addresses.capturing():  # making them copies from the host
                 return False
             made[made_for] = TurnKernels(params)
         made[made_for](

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from siammm.errors import InputError
-from siammm.learn import tensor_table
-from siammm.learn.fused import Piece, fused
-from siammm.learn.update_kernels import FollowKernel
-from siammm.mixture.checks import check_at_least, check_one_of
+from siammm.core.checks import check_at_least, check_one_of
+from siammm.core.errors import InputError
+from siammm.learn.cuda import addresses
+from siammm.learn.cuda.fused import Piece, fused
+from siammm.learn.cuda.update_kernels import FollowKernel
 
 # The operations on whole lists of tensors have no types.
 _torch = cast(Any, torch)
@@ -372,7 +372,7 @@ class SiameseNetwork(nn.Module):
         if not isinstance(momentum, Tensor):
             _torch._foreach_lerp_(followers, leaders, 1 - momentum)
             return
-        if tensor_table.supports(followers, leaders) and (self._follow or not tensor_table.capturing()):
+        if addresses.supports(followers, leaders) and (self._follow or not addresses.capturing()):
             self._follow = self._follow or FollowKernel(followers)
             self._follow(followers, leaders, (1 - momentum).to(followers[0]))
             return

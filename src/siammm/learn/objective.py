@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from siammm.config import ObjectiveConfig, uses_mixture
+from siammm.core.processes import all_gather_batch, rank, sum_over_ranks, world_size
 from siammm.learn import losses, peer_losses
 from siammm.learn.clustering import Clustering
-from siammm.learn.distributed import all_gather_batch, rank, sum_over_ranks, world_size
 from siammm.learn.losses import Gather
 from siammm.learn.networks import Predictions
+from siammm.settings.config import ObjectiveConfig, uses_mixture
 
 
 @dataclass(frozen=True)

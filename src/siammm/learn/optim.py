@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.learn.lars import LARS, check_settings
 from siammm.learn.muon import Muon, matrices
 

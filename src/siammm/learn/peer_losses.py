@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.learn.loss_inputs import check_numbers, check_pair, check_positive, check_shape, unit, without_autocast
 
 # The sum of a tensor over the ranks.

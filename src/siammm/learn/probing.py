@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from siammm.config import TrainConfig
+from siammm.core.errors import InputError
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import open_source
 from siammm.data.view_settings import ViewSettings
-from siammm.errors import InputError
-from siammm.evaluate.knn import knn_accuracy
-from siammm.evaluate.linear import linear_accuracy
 from siammm.learn.encode import encode
 from siammm.learn.networks import SiameseNetwork
+from siammm.metrics.knn import knn_accuracy
+from siammm.metrics.linear import linear_accuracy
+from siammm.settings.config import TrainConfig
 
 # Of a labelled training set, at most so many images are compared with each other, which grows with their square, and
 # at most so many train a linear probe.

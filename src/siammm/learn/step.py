@@ -22,19 +22,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from siammm.config import TrainConfig
+from siammm.core.precision import network_precision
+from siammm.core.processes import all_gather_batch, world_size
 from siammm.data import randomness
 from siammm.data.loader import Batch, Loader
-from siammm.learn import triton_support
 from siammm.learn.bank import Bank
 from siammm.learn.clustering import Clustering
-from siammm.learn.distributed import all_gather_batch, world_size
+from siammm.learn.cuda import triton_support
 from siammm.learn.guard import CollapseError
 from siammm.learn.networks import Predictions, SiameseNetwork
 from siammm.learn.objective import Company, batch_loss
 from siammm.learn.optim import along_cosine, momentum_at
 from siammm.learn.queue import Queue
-from siammm.precision import network_precision
+from siammm.settings.config import TrainConfig
 
 # The operations on whole lists of tensors have no types.
 _torch = cast(Any, torch)

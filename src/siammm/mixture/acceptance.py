@@ -39,7 +39,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from siammm.mixture import em, neighbours, ranks
+from siammm.core import ranks
+from siammm.mixture import em, neighbours
 from siammm.mixture.components import Components
 from siammm.mixture.em import Assignment, Statistics
 from siammm.mixture.samples import Samples

@@ -22,9 +22,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from siammm.errors import InputError
-from siammm.mixture import em, merge, neighbours, ranks, seeding, storage
-from siammm.mixture.checks import check_at_least, check_number, check_one_of, not_one_of
+from siammm.core import ranks
+from siammm.core.checks import check_at_least, check_number, check_one_of, not_one_of
+from siammm.core.errors import InputError
+from siammm.mixture import em, merge, neighbours, seeding, storage
 from siammm.mixture.components import Components
 from siammm.mixture.em import Assignment, AssignmentRule
 from siammm.mixture.groups import Groups

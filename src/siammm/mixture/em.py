@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from siammm.mixture import cpu_kernels, kernels, neighbours, ranks
+from siammm.core import ranks
+from siammm.mixture import cpu_kernels, kernels, neighbours
 from siammm.mixture.components import Components
 from siammm.mixture.eightbit import Bytes
 from siammm.mixture.neighbours import Backend

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from siammm.errors import InputError
+from siammm.core.checks import check_at_least, check_number, check_one_of, check_positive
+from siammm.core.errors import InputError
 from siammm.mixture import em, vmf
 from siammm.mixture.base import Matrix, Mixture, as_parameter, in_the_form_of
-from siammm.mixture.checks import check_at_least, check_number, check_one_of, check_positive
 from siammm.mixture.components import (
     CONCENTRATION_RULES,
     Components,

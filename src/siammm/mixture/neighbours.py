@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.mixture import cpu_kernels, eightbit, kernels
 
 Backend = Literal["auto", "torch", "low-precision", "triton"]

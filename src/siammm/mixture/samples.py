@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from siammm.errors import InputError, ZeroRowWarning
-from siammm.mixture import ranks
+from siammm.core import ranks
+from siammm.core.errors import InputError, ZeroRowWarning
 from siammm.mixture.eightbit import Bytes
 
 # A memory-mapped file, or any matrix larger than this share of the device's free memory, is streamed.

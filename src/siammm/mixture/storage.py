@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from siammm.errors import StoredFileError
+from siammm.core.errors import StoredFileError
 from siammm.mixture.merge import Merges
 
 _FORMAT = 1

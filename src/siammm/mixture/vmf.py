@@ -28,7 +28,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 
 # Debye's expansion is used at this order and above, with this many terms: its error is then below 1e-15.
 _DEBYE_ORDER = 64

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from siammm.evaluate.kmeans import without_zero_warnings
-from siammm.report.opened import OpenRun, Tell
+from siammm.metrics.kmeans import without_zero_warnings
+from siammm.runs.opened import OpenRun, Tell
 
 MOST_ROWS = 20_000
 """Images that a page knows at most; a map of more is a blur, and the page would be slow."""

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from siammm.data.wording import shown
-from siammm.evaluate.clustering import clustering_scores
+from siammm.core.text import shown
+from siammm.metrics.clustering import clustering_scores
 from siammm.report import history, judged
 from siammm.report.contents import Comparison, Matching
-from siammm.report.opened import Assigned, image_size_of, read_assigned
 from siammm.report.plain import number, printable
+from siammm.runs.opened import Assigned, image_size_of, read_assigned
 
 _MATCHES = 6
 

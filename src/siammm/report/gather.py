@@ -19,10 +19,10 @@ import siammm
 from siammm.report import chosen, comparison, history, judged, places, thumbnails, tree
 from siammm.report.chosen import Measured, Rows, Shown
 from siammm.report.contents import FORMAT, Cluster, Contents, Images
-from siammm.report.opened import Assigned, OpenRun, Tell, n_set_aside
 from siammm.report.places import MapMethod
 from siammm.report.plain import counted, number, numbers
 from siammm.report.thumbnails import Layout
+from siammm.runs.opened import Assigned, OpenRun, Tell, n_set_aside
 
 _NEAREST = 8
 # Thumbnails of a sheet that is made while somebody waits for it.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from siammm.presets import as_plain
 from siammm.report.contents import Run
-from siammm.report.opened import Assigned
 from siammm.report.plain import is_number, number, printable
+from siammm.runs.opened import Assigned
+from siammm.settings.presets import as_plain
 
 Curves = dict[str, list[tuple[float, float]]]
 

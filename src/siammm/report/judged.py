@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from siammm.data.wording import one_line, shown
-from siammm.errors import InputError, StoredFileError
+from siammm.core.errors import InputError, StoredFileError
+from siammm.core.text import one_line, shown
 from siammm.evaluate import evaluation as record
 from siammm.report.chosen import Rows
 from siammm.report.contents import Figure, Suspect
-from siammm.report.opened import Assigned
 from siammm.report.plain import number, printable
+from siammm.runs.opened import Assigned
 
 MOST_SUSPECTS = 1000
 SUSPECTS, SUMMARY = "suspects.parquet", "summary.json"

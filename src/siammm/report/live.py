@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from siammm.core.errors import InputError
 from siammm.data import decode
 from siammm.data.decode import BadImage
 from siammm.data.loader import open_loader
 from siammm.data.sources import open_source
-from siammm.errors import InputError
-from siammm.evaluate.kmeans import without_zero_warnings
 from siammm.learn.encode import encode
+from siammm.metrics.kmeans import without_zero_warnings
 from siammm.report import thumbnails
 from siammm.report.chosen import chunks
 from siammm.report.contents import ClusterPage, Found, Neighbour, Search
 from siammm.report.gather import Gathered
-from siammm.report.opened import OpenRun, load_encoder
 from siammm.report.plain import number
+from siammm.runs.opened import OpenRun, load_encoder
 
 Order = Literal["central", "outlying"]
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from siammm.errors import InputError
+from siammm.core.errors import InputError
 from siammm.report.chosen import chunks
 
 MapMethod = Literal["pca", "umap"]

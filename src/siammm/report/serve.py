@@ -22,8 +22,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import torch
 
-from siammm.data.wording import one_line
-from siammm.errors import InputError, SiamMMError
+from siammm.core.errors import InputError, SiamMMError
+from siammm.core.text import one_line
 from siammm.report.live import MOST_AT_ONCE, MOST_BYTES, Explorer, Missing
 from siammm.report.render import policy, render
 from siammm.report.thumbnails import MEDIA_TYPE

@@ -17,9 +17,9 @@ import numpy as np
 from siammm.report.chosen import Measured, Rows, members
 from siammm.report.contents import Tree
 from siammm.report.history import starting_clusters
-from siammm.report.opened import OpenRun, Tell
 from siammm.report.plain import number
 from siammm.report.ward import groups_within, ward
+from siammm.runs.opened import OpenRun, Tell
 
 MOST_CLUSTERS = 4096
 """Beyond so many clusters there is no tree: nobody could read it."""

@@ -1,0 +1,1 @@
+"""What every layer stands on: errors, devices and ranks, checks, files that appear whole, text for people."""

@@ -1,0 +1,347 @@
+"""``SiamMM``: images in, an encoder and clusters out, with scikit-learn's interface."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+
+import numpy as np
+from huggingface_hub import ModelHubMixin
+from sklearn.base import BaseEstimator, ClusterMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+
+from siammm.core import processes
+from siammm.core.errors import InputError, StoredFileError
+from siammm.data.loader import Loader, open_loader
+from siammm.data.sources import Source, open_source
+from siammm.data.view_settings import ViewSettings
+from siammm.learn.encode import encode
+from siammm.learn.loop import Silent, Training
+from siammm.learn.networks import SiameseNetwork
+from siammm.learn.progress import TrainingProgress
+from siammm.mixture.estimator import VonMisesFisherMixture
+from siammm.mixture.groups import Groups
+from siammm.runs import folder as run
+from siammm.runs import results
+from siammm.settings.config import PresetName, TrainConfig
+from siammm.settings.presets import PRESETS, check_settings, differing_settings, with_settings
+
+Images = Any
+"""An array of uint8 images (N, H, W, 3), a path, or a source: whatever ``siammm train`` takes."""
+
+
+class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
+    """Learn an encoder and the clusters of images, and how many there are, without labels.
+
+    Parameters
+    ----------
+    preset : {"auto", "cifar", "cifar-fast", "tiny", "laptop", "demo", "imagenet-100", "imagenet-200"}, default="auto"
+        The settings to start from; "auto" chooses by the size of the images.
+    epochs, batch_size, backbone, image_size, n_components : optional
+        As in ``siammm train``; None is the preset's.
+    merge : {"auto", "paper", "none"} or None, default=None
+        How clusters merge; None is the preset's.
+    settings : mapping, optional
+        Any other setting of ``siammm train`` by its name, such as ``{"instance_loss": "contrastive"}``.
+    device : str, default="auto"
+        Where to compute.
+    random_state : int, default=0
+        Seed of everything random.
+    progress : bool, default=False
+        Show progress on standard error.
+
+    Attributes
+    ----------
+    n_clusters_ : int
+        How many clusters were found.
+    labels_ : array of shape (n_images,)
+        The cluster of every image that ``fit`` was given; -1 for those that could not be read.
+    groups_ : Groups
+        Which clusters belong together, as ``VonMisesFisherMixture.groups`` says; ``groups_.n_groups`` of them.
+    mixture_ : VonMisesFisherMixture
+        The clusters, in the space of the embeddings.
+    network_ : SiameseNetwork
+        The trained networks.
+    metrics_ : list of dict
+        What was measured in each epoch.
+
+    Examples
+    --------
+    >>> from siammm import SiamMM
+    >>> model = SiamMM(preset="demo", epochs=1).fit("digits")
+    >>> model.transform("digits").shape
+    (1797, 256)
+    """
+
+    n_clusters_: int
+    labels_: np.ndarray
+    groups_: Groups
+    mixture_: VonMisesFisherMixture
+    network_: SiameseNetwork
+    metrics_: list[dict[str, Any]]
+    config_: TrainConfig
+
+    def __init__(
+        self,
+        *,
+        preset: PresetName | Literal["auto"] = "auto",
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        backbone: str | None = None,
+        image_size: int | None = None,
+        n_components: int | None = None,
+        merge: Literal["auto", "paper", "none"] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        device: str = "auto",
+        random_state: int = 0,
+        progress: bool = False,
+    ) -> None:
+        self.preset = preset
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.backbone = backbone
+        self.image_size = image_size
+        self.n_components = n_components
+        self.merge = merge
+        self.settings = settings
+        self.device = device
+        self.random_state = random_state
+        self.progress = progress
+
+    def fit(self, X: Images, y: object = None) -> Self:
+        """Train on images; labels are ignored.
+
+        Parameters
+        ----------
+        X : array of uint8 of shape (n_images, height, width, 3), path, or source
+        y : ignored
+        """
+        source = open_source(X)
+        config = self._config(source)
+        if config.objective.cluster_loss == "none":
+            raise InputError("cluster_loss is none, but SiamMM finds clusters; use siammm train for the encoder alone.")
+        check_settings(config)
+        with contextlib.ExitStack() as stack:
+            device = stack.enter_context(processes.setup(self.device)).device
+            listener = stack.enter_context(TrainingProgress()) if self.progress else Silent()
+            training = Training(config, source, device, listener=listener)
+            stack.callback(training.close)
+            trained = training.run()
+        assert trained.mixture is not None
+        assert trained.labels is not None
+        assert trained.groups is not None
+        self.config_, self.network_, self.mixture_ = config, trained.network.eval(), trained.mixture
+        self.metrics_, self._view = training.metrics, training.clean_view
+        self.n_clusters_, self.groups_ = int(trained.mixture.n_components_), trained.groups
+        self.labels_ = np.full(len(source), -1, dtype=np.int64)
+        self.labels_[training.loader.sample_N.numpy()] = trained.labels
+        return self
+
+    def fit_predict(self, X: Images, y: object = None, **kwargs: Any) -> np.ndarray:
+        """Train, and return the cluster of every image."""
+        return self.fit(X).labels_
+
+    def fit_transform(self, X: Images, y: object = None, **kwargs: Any) -> np.ndarray:
+        """Train, and return the backbone's features of every image."""
+        return self.fit(X).transform(X)
+
+    def transform(self, X: Images) -> np.ndarray:
+        """The backbone's features, of unit length, shape (n_images, n_features): for whatever comes next."""
+        return self._encoded(X, "features")
+
+    def embed(self, X: Images) -> np.ndarray:
+        """The embeddings that are clustered, of unit length, shape (n_images, embedding_dim)."""
+        return self._encoded(X, "embeddings")
+
+    def predict(self, X: Images) -> np.ndarray:
+        """The cluster of every image."""
+        embeddings = self.embed(X)
+        return self.mixture_.predict(embeddings)
+
+    def predict_proba(self, X: Images) -> Any:
+        """The share of every image that each cluster has: sparse, as in ``VonMisesFisherMixture``."""
+        embeddings = self.embed(X)
+        return self.mixture_.predict_proba(embeddings)
+
+    def score_samples(self, X: Images) -> np.ndarray:
+        """The log density of every image under the mixture; low is unusual."""
+        embeddings = self.embed(X)
+        return self.mixture_.score_samples(embeddings)
+
+    def save(self, path: str | Path) -> None:
+        """Write the networks and the mixture into a folder; ``load`` and ``siammm`` read it."""
+        check_is_fitted(self, "mixture_")
+        folder = Path(path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            results.save_network(folder / run.ENCODER, self.network_, self.config_, self._view)
+            self.mixture_.save(folder / run.MIXTURE)
+        except OSError as error:
+            raise InputError(f"{folder} cannot be written ({error.strerror}); choose another path.") from error
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: str = "auto") -> Self:
+        """Read what ``save`` or ``siammm train`` wrote into a folder. ``labels_`` and ``groups_`` are not among it."""
+        folder = Path(path)
+        if not folder.is_dir():
+            raise StoredFileError(f"There is no folder {folder}; give one that SiamMM.save or siammm train wrote.")
+        network, config, view = results.load_network(folder / run.ENCODER)
+        return cls._restored(network, config, view, VonMisesFisherMixture.load(folder / run.MIXTURE), device)
+
+    # -- the hub ------------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> str | None:
+        """Write a folder that ``from_pretrained`` and ``timm.create_model`` read, with a model card.
+
+        A card that was edited is kept. ``kwargs`` are those of huggingface_hub's ``ModelHubMixin``.
+        """
+        from siammm.export import encoder
+
+        check_is_fitted(self, "mixture_")
+        folder = Path(save_directory)
+        # The mixin removes config.json first, which for a run would be the end of it.
+        encoder.refuse_run_folder(folder)
+        try:
+            return super().save_pretrained(folder, **kwargs)
+        except OSError as error:
+            raise InputError(f"{folder} cannot be written ({error.strerror}); choose another path.") from error
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Self:
+        """Read what ``save_pretrained`` or ``siammm export`` wrote: a folder, or a repository of the hub (USER/NAME).
+
+        ``device`` is where to compute; the other arguments are those of huggingface_hub's ``ModelHubMixin``:
+        ``revision``, ``cache_dir``, ``force_download``, ``local_files_only`` and ``token``.
+        """
+        options = {name: kwargs.pop(name, None) for name in ("revision", "cache_dir", "token")}
+        options |= {name: bool(kwargs.pop(name, False)) for name in ("force_download", "local_files_only")}
+        # Not by the mixin's own, which takes what config.json holds for arguments; here that is timm's.
+        return cls._from_pretrained(model_id=str(pretrained_model_name_or_path), **options, **kwargs)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        from siammm.export import encoder
+
+        encoder.write_encoder(save_directory, self._finished(), card=encoder.kept_card(save_directory))
+
+    @classmethod
+    def _from_pretrained(
+        cls,
+        *,
+        model_id: str,
+        revision: str | None,
+        cache_dir: str | Path | None,
+        force_download: bool,
+        local_files_only: bool,
+        token: str | bool | None,
+        **model_kwargs: Any,
+    ) -> Self:
+        from siammm.export import hub
+        from siammm.runs import names
+
+        device = model_kwargs.pop("device", "auto")
+        if model_kwargs:
+            raise TypeError(f"from_pretrained() got an unexpected keyword argument {next(iter(model_kwargs))!r}")
+
+        folder = hub.fetched(
+            model_id,
+            revision=revision,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+            token=token,
+        )
+        if not (folder / names.NETWORKS).is_file():
+            raise StoredFileError(
+                f"{model_id} has no {names.NETWORKS}; give what save_pretrained or siammm export wrote, or read a run "
+                "with SiamMM.load."
+            )
+        network, config, view = results.load_network(folder / names.NETWORKS)
+        return cls._restored(network, config, view, VonMisesFisherMixture.load(folder / names.MIXTURE), device)
+
+    def _finished(self) -> Any:
+        """This model as an export sees it."""
+        from siammm.runs.encoding import FinishedRun
+
+        labels = getattr(self, "labels_", None)
+        return FinishedRun(
+            name="this model",
+            network=self.network_,
+            config=self.config_,
+            view=self._view,
+            mixture=self.mixture_,
+            data=self.config_.data,
+            n_images=None if labels is None else len(labels),
+        )
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    _view: ViewSettings
+
+    @classmethod
+    def _restored(
+        cls,
+        network: SiameseNetwork,
+        config: TrainConfig,
+        view: ViewSettings,
+        mixture: VonMisesFisherMixture,
+        device: str,
+    ) -> Self:
+        """A fitted model of what was stored."""
+        model = cls(
+            preset=config.preset,
+            epochs=config.optimisation.epochs,
+            batch_size=config.optimisation.batch_size,
+            backbone=config.network.backbone,
+            image_size=view.size,
+            n_components=config.clustering.n_components,
+            merge=config.clustering.merge,
+            settings=differing_settings(config),
+            device=device,
+            random_state=config.run.random_state,
+        )
+        model.config_, model.mixture_, model._view = config, mixture, view
+        with processes.setup(device) as context:
+            model.network_ = network.to(context.device)
+        model.n_clusters_, model.metrics_ = int(mixture.n_components_), []
+        return model
+
+    def _config(self, source: Source) -> TrainConfig:
+        chosen = {
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "backbone": self.backbone,
+            "image_size": self.image_size,
+            "n_components": self.n_components,
+            "merge": self.merge,
+        }
+        settings = {name: value for name, value in chosen.items() if value is not None} | dict(self.settings or {})
+        preset = preset_for(source) if self.preset == "auto" else self.preset
+        if preset not in PRESETS:
+            raise InputError(f"preset is {preset!r}, but it must be one of auto, {', '.join(PRESETS)}.")
+        settings |= {"data": source.name, "device": self.device, "random_state": self.random_state}
+        return with_settings(PRESETS[cast(PresetName, preset)], **settings)
+
+    def _encoded(self, X: Images, output: Literal["features", "embeddings"]) -> np.ndarray:
+        check_is_fitted(self, "mixture_")
+        loader = self._loader(open_source(X))
+        try:
+            return encode(self.network_, loader, output).cpu().numpy()
+        finally:
+            loader.close()
+
+    def _loader(self, source: Source) -> Loader:
+        """The images, all of which must be readable: a row that is missing would shift all others."""
+        device = next(self.network_.parameters()).device
+        return open_loader(source, (self._view, self._view), device, seed=0, limit=0.0)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "mixture_")
+
+
+def preset_for(source: Source) -> PresetName:
+    """The preset that suits the size of a source's images."""
+    shape = source.uniform_shape()
+    side = 224 if shape is None else max(shape)
+    return "demo" if side <= 16 else "cifar" if side <= 40 else "tiny"

@@ -1,0 +1,125 @@
+"""What the settings make of a set of images: the networks, the views, and how many of everything.
+
+Each is one rule, with the sentence that refuses what cannot be. ``loop.py`` puts a run together from them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import torch
+
+from siammm.core import processes
+from siammm.core.checks import check_at_least
+from siammm.core.errors import InputError
+from siammm.data.sources import Source
+from siammm.data.view_settings import ViewSettings, preset_for, views
+from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
+from siammm.settings.config import TrainConfig, initial_clusters
+
+
+def build_network(config: TrainConfig, image_size: int) -> SiameseNetwork:
+    """The networks that the settings describe, with weights from torch's own generator."""
+    network = config.network
+    backbone = build_backbone(network.backbone, image_size=image_size, zero_init_residual=network.zero_init_residual)
+    features = int(cast(Any, backbone).num_features)
+    encoder = Encoder(
+        backbone,
+        projector(
+            features,
+            network.hidden_dim,
+            network.embedding_dim,
+            network.projector_layers,
+            last_norm=network.projector_norm,
+        ),
+    )
+    head = None
+    if network.predictor_layers:
+        hidden = network.predictor_hidden_dim or network.hidden_dim
+        head = predictor(network.embedding_dim, hidden, network.predictor_layers, last_norm=network.predictor_norm)
+    objective = config.objective
+    return SiameseNetwork(
+        encoder,
+        head,
+        momentum=network.momentum_encoder and objective.instance_loss != "simsiam",
+        n_prototypes=objective.n_prototypes if objective.cluster_loss == "swapped" else 0,
+    )
+
+
+def image_size(config: TrainConfig, source: Source) -> int:
+    """Pixels of an image's side, as the network sees it: as asked, or its own up to 96."""
+    if config.views.image_size is not None:
+        return config.views.image_size
+    shape = source.uniform_shape()
+    return min(shape) if shape is not None and max(shape) <= 96 else 224
+
+
+def check_takes_sizes(network: SiameseNetwork, backbone: str, view_size: int, image_size: int) -> None:
+    """Refuse views of another size than images for networks that are made for one size."""
+    body = network.encoder.backbone
+    training = body.training
+    try:
+        with torch.no_grad():
+            body.eval()(torch.zeros(1, 3, view_size, view_size))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"--view-size is {view_size}, but {backbone} for images of {image_size} pixels does not take such views; "
+            "use None, or choose another size or backbone."
+        ) from error
+    finally:
+        body.train(training)
+
+
+def training_views(config: TrainConfig, image_size: int) -> tuple[ViewSettings, ViewSettings]:
+    """The settings of the two views: from the preset, or from the size of the images."""
+    preset = config.views.augmentation
+    preset = preset_for(image_size) if preset == "auto" else preset
+    size = config.views.view_size
+    if size is None:
+        size = image_size
+    else:
+        check_at_least("view_size", size, 4)
+    first, second = views(size, preset)
+    if config.views.crop_scale is not None:
+        scale = (config.views.crop_scale, 1.0)
+        first, second = dataclasses.replace(first, scale=scale), dataclasses.replace(second, scale=scale)
+    return first, second
+
+
+def batch_size(config: TrainConfig, n_images: int) -> int:
+    """Images of one update, over all ranks: as asked, or as many as there are, in equal parts."""
+    optimisation = config.optimisation
+    parts = optimisation.accumulate * processes.world_size()
+    if n_images < 2:
+        raise InputError(
+            f"There {'is 1 image' if n_images == 1 else 'are no images'} that can be read, but training compares "
+            "images with each other and needs at least 2."
+        )
+    found = min(optimisation.batch_size, n_images) // parts * parts
+    if found < 2 * parts:
+        raise InputError(
+            f"A batch of {min(optimisation.batch_size, n_images)} images in {parts} parts has fewer than 2 images a "
+            "part, but BatchNorm needs at least 2; raise --batch-size, or lower --accumulate or the number of "
+            "processes."
+        )
+    return found
+
+
+def check_queue(config: TrainConfig, n_images: int) -> None:
+    """Refuse a queue that would hold an image beside itself."""
+    size = config.objective.queue_size
+    if config.objective.instance_loss == "contrastive" and size >= n_images:
+        raise InputError(
+            f"--queue-size is {size:,}, but there are {n_images:,} images, so that each would be its own negative; use "
+            "a small part of that."
+        )
+
+
+def n_components(config: TrainConfig, n_images: int) -> list[int]:
+    """The clusters that each clustering starts from."""
+    first, more = config.clustering.n_components, config.clustering.more_components
+    for flag, k in [("--n-components", first), *(("--more-components", k) for k in more)]:
+        if k is not None and not 1 <= k <= n_images:
+            raise InputError(f"{flag} is {k:,}, but it must be from 1 to the number of images, {n_images:,}.")
+    return [initial_clusters(n_images) if first is None else first, *more]

@@ -1,0 +1,253 @@
+"""Both views through a network in one batch, each with BatchNorm statistics of its own.
+
+A convolutional network is a chain of layers that look at one image at a time, and of BatchNorm layers that look at a
+batch. ``fused`` reads such a chain once and returns a function that runs it on several batches laid one after another:
+other layers as they are, BatchNorm group by group, together with the ReLU and the residual that follow it. On a GPU
+``norm_kernels`` does this in two passes over the activations; elsewhere torch's own functions do the same slowly.
+
+The parameters, the running statistics and the results are those of calling the network once for each batch. A network
+with a part that is not known here is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from siammm.learn.cuda import norm_kernels, triton_support
+
+Piece = Callable[[Tensor, int], Tensor]
+"""Turns a batch of so many groups into its outputs."""
+Block = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""The same with a shortcut beside it: of what either reads, and for what either of the next block reads."""
+
+# They look at one image at a time, and remember nothing.
+_INDEPENDENT = (nn.Conv2d, nn.Linear, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Identity)
+
+
+class _UnknownPartError(Exception):
+    pass
+
+
+def fused(module: nn.Module) -> Piece | None:
+    """A function that does what the module does to each of several batches; None where a part of it is not known."""
+    try:
+        return _piece(module)
+    except _UnknownPartError:
+        return None
+
+
+def normalised(
+    x: Tensor,
+    layer: nn.BatchNorm1d | nn.BatchNorm2d,
+    groups: int,
+    residual: Tensor | None = None,
+    *,
+    relu: bool = False,
+) -> Tensor:
+    """A BatchNorm layer on each group of a batch by itself, then a residual and a ReLU if wanted."""
+    return normalised_twice(x, layer, groups, residual, relu=relu)[0]
+
+
+def normalised_twice(
+    x: Tensor,
+    layer: nn.BatchNorm1d | nn.BatchNorm2d,
+    groups: int,
+    residual: Tensor | None = None,
+    *,
+    relu: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """``normalised``, and the same again for a second reader, whose gradient then needs no addition of its own."""
+    if not layer.training:
+        y = layer(x)
+        y = y if residual is None else y + residual
+        y = functional.relu(y) if relu else y
+        return y, y
+    assert layer.num_batches_tracked is not None
+    running = (layer.running_mean, layer.running_var)
+    momentum = cast(float, layer.momentum)
+    if triton_support.available() and (x.is_cuda or triton_support.interpreted()):
+        return cast(Any, _Normalised).apply(
+            x, layer.weight, layer.bias, residual, (*running, layer.num_batches_tracked), momentum, layer.eps, groups,
+            relu,
+        )  # fmt: skip
+    layer.num_batches_tracked.add_(groups)
+    parts = [
+        functional.batch_norm(part, *running, layer.weight, layer.bias, True, momentum, layer.eps)
+        for part in x.chunk(groups)
+    ]
+    y = torch.cat(parts)
+    y = y if residual is None else y + residual
+    y = functional.relu(y) if relu else y
+    return y, y
+
+
+class _Normalised(torch.autograd.Function):
+    """``normalised_twice`` by our kernels."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        running: tuple[Tensor, Tensor, Tensor],
+        momentum: float,
+        eps: float,
+        groups: int,
+        relu: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """The outputs; see ``norm_kernels.forward``."""
+        rows = _rows(x)
+        y, moments = norm_kernels.forward(
+            rows, weight, bias, None if residual is None else _rows(residual), running,
+            momentum=momentum, eps=eps, groups=groups, relu=relu,
+        )  # fmt: skip
+        ctx.save_for_backward(rows, y if relu and residual is not None else None, moments, weight, bias)
+        ctx.relu, ctx.with_residual = relu, residual is not None
+        ctx.set_materialize_grads(False)  # most have one reader
+        shaped = _shaped(y, x)
+        return shaped, shaped.detach()  # another tensor of the same values, with a gradient of its own
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The gradients; see ``norm_kernels.backward``."""
+        x, y, moments, weight, bias = ctx.saved_tensors
+        grad, *others = [grad for grad in grads if grad is not None]  # at least one: else nothing asks for it
+        dx, d_weight, d_bias, d_residual = norm_kernels.backward(
+            _rows(grad), _rows(others[0]) if others else None, x, y, moments, weight, bias, relu=ctx.relu,
+            with_residual=ctx.with_residual,
+        )  # fmt: skip
+        return (
+            _shaped(dx, grad),
+            None if weight is None else d_weight.to(weight),
+            None if bias is None else d_bias.to(bias),
+            None if d_residual is None else _shaped(d_residual, grad),
+            None, None, None, None, None,
+        )  # fmt: skip
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Pixels by channels: without a copy where channels are last in memory."""
+    if x.ndim == 2:
+        return x.contiguous()
+    return x.permute(0, 2, 3, 1).contiguous().view(-1, x.shape[1])
+
+
+def _shaped(rows: Tensor, like: Tensor) -> Tensor:
+    """Rows in the shape of the tensor that they were made of."""
+    if like.ndim == 2:
+        return rows
+    n, channels, height, width = like.shape
+    return rows.view(n, height, width, channels).permute(0, 3, 1, 2)
+
+
+# -- reading a network -------------------------------------------------------------------------------------------------
+
+
+def _piece(module: nn.Module) -> Piece:
+    kind = type(module)
+    if kind in (nn.BatchNorm1d, nn.BatchNorm2d):
+        return _norm(cast(nn.BatchNorm2d, module), relu=False)
+    if kind is nn.Sequential:
+        return _chain(list(module.children()))
+    if kind is nn.ReLU:
+        # Never in place: what it reads may be what our kernels keep for the way back.
+        return _plain(functional.relu)
+    if kind in _INDEPENDENT or kind.__name__ == "SelectAdaptivePool2d":
+        return lambda x, groups: module(x)
+    parts = getattr(module, "parts_in_order", None)
+    if parts is not None:
+        return _chain(parts())
+    if kind.__module__ == "timm.models.resnet":
+        if kind.__name__ == "ResNet":
+            return _resnet(cast(Any, module))
+        block = _block(cast(Any, module))
+        return lambda x, groups: block(x, x, groups)[0]
+    raise _UnknownPartError(kind.__name__)
+
+
+def _chain(modules: Sequence[nn.Module | Callable[[Tensor], Tensor]]) -> Piece:
+    """Modules and plain functions one after another; a BatchNorm takes the ReLU behind it along."""
+    pieces: list[Piece] = []
+    for number, module in enumerate(modules):
+        after = modules[number + 1] if number + 1 < len(modules) else None
+        before = modules[number - 1] if number else None
+        if type(module) is nn.ReLU and type(before) in (nn.BatchNorm1d, nn.BatchNorm2d):
+            continue
+        if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d):
+            pieces.append(_norm(cast(nn.BatchNorm2d, module), relu=type(after) is nn.ReLU))
+        else:
+            pieces.append(_piece(module) if isinstance(module, nn.Module) else _plain(module))
+
+    def run(x: Tensor, groups: int) -> Tensor:
+        for piece in pieces:
+            x = piece(x, groups)
+        return x
+
+    return run
+
+
+def _plain(function: Callable[[Tensor], Tensor]) -> Piece:
+    return lambda x, groups: function(x)
+
+
+def _norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, *, relu: bool) -> Piece:
+    if layer.momentum is None or not layer.track_running_stats:
+        raise _UnknownPartError("a BatchNorm whose running statistics are not a moving average")
+    return lambda x, groups: normalised(x, layer, groups, relu=relu)
+
+
+def _resnet(model: Any) -> Piece:
+    """timm's ResNet without its classifier."""
+    if model.drop_rate or model.grad_checkpointing or not isinstance(model.fc, nn.Identity):
+        raise _UnknownPartError("a ResNet with dropout, checkpointing or a classifier")
+    layers = [block for layer in (model.layer1, model.layer2, model.layer3, model.layer4) for block in layer]
+    if type(model.bn1) is not nn.BatchNorm2d or type(model.act1) is not nn.ReLU:
+        raise _UnknownPartError("a first layer without BatchNorm and ReLU")
+    _norm(model.bn1, relu=True)  # to refuse what it refuses
+    stem, blocks, pool = _piece(model.conv1), [_block(layer) for layer in layers], _piece(model.global_pool)
+    # Small images go on as they are.
+    shrink = None if isinstance(model.maxpool, nn.Identity) else _piece(model.maxpool)
+
+    def run(x: Tensor, groups: int) -> Tensor:
+        x, kept = normalised_twice(stem(x, groups), model.bn1, groups, relu=True)
+        if shrink is not None:
+            x = kept = shrink(x, groups)
+        for block in blocks:
+            x, kept = block(x, kept, groups)
+        return pool(x, groups)
+
+    return run
+
+
+def _block(block: Any) -> Block:
+    """timm's basic block or bottleneck: convolutions with BatchNorm; the last one adds the shortcut."""
+    count = {"BasicBlock": 2, "Bottleneck": 3}.get(type(block).__name__, 0)
+    extras = (block.se, block.drop_path, block.drop_block, block.aa) if count else ()
+    if not count or any(extra is not None and type(extra) is not nn.Identity for extra in extras):
+        raise _UnknownPartError(type(block).__name__)
+    if any(type(getattr(block, f"act{number}")) is not nn.ReLU for number in range(1, count + 1)):
+        raise _UnknownPartError("an activation other than ReLU")
+    convolutions = [getattr(block, f"conv{number}") for number in range(1, count + 1)]
+    norms = [getattr(block, f"bn{number}") for number in range(1, count + 1)]
+    inner = [
+        _chain([convolution, norm, nn.ReLU()]) for convolution, norm in zip(convolutions[:-1], norms[:-1], strict=True)
+    ]
+    _norm(norms[-1], relu=True)  # to refuse what it refuses
+    shortcut = None if block.downsample is None else _piece(block.downsample)
+
+    def run(x: Tensor, kept: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+        kept = kept if shortcut is None else shortcut(kept, groups)
+        for piece in inner:
+            x = piece(x, groups)
+        return normalised_twice(convolutions[-1](x), norms[-1], groups, kept, relu=True)
+
+    return run

@@ -1,0 +1,1 @@
+"""How good features and clusters are: arrays in, numbers out."""

@@ -1,0 +1,170 @@
+"""The run folder: everything that training leaves, readable by people and by programs.
+
+config.json           the settings, the data's fingerprint, versions
+metrics.jsonl         one line an epoch
+tensorboard/          the same, where tensorboard is installed
+checkpoints/          what a stopped run goes on from
+set_aside.json        images that could not be read, with reasons
+mixture.safetensors   the clusters
+encoder.safetensors   the networks
+assignments.parquet   the cluster of every image
+embeddings.npy        what was clustered: float16, of unit length, one row for each of assignments.parquet
+merges.json           the tree of merges, the node of each cluster in it, and K after each epoch
+losses.svg, clusters.svg
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from siammm.core.errors import InputError, StoredFileError
+from siammm.core.folders import check_new_folder
+from siammm.settings.config import TrainConfig
+from siammm.settings.presets import as_plain, from_plain
+
+CONFIG, METRICS, CHECKPOINTS = "config.json", "metrics.jsonl", "checkpoints"
+MIXTURE, ENCODER, ASSIGNMENTS, MERGES = (
+    "mixture.safetensors",
+    "encoder.safetensors",
+    "assignments.parquet",
+    "merges.json",
+)
+EMBEDDINGS = "embeddings.npy"
+SET_ASIDE, TENSORBOARD, LOSSES, CLUSTERS = "set_aside.json", "tensorboard", "losses.svg", "clusters.svg"
+NAMES = frozenset(
+    {
+        CONFIG,
+        METRICS,
+        CHECKPOINTS,
+        MIXTURE,
+        ENCODER,
+        ASSIGNMENTS,
+        EMBEDDINGS,
+        MERGES,
+        SET_ASIDE,
+        TENSORBOARD,
+        LOSSES,
+        CLUSTERS,
+    }
+)
+
+
+class RunFolder:
+    """The files of one run; only the process that writes has one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._board: Any = None
+
+    @classmethod
+    def create(cls, path: Path, config: TrainConfig, facts: dict[str, Any]) -> RunFolder:
+        """A new run: its folder with its settings. An earlier run is replaced only if the settings say so."""
+        check_new_folder(path, overwrite=config.overwrite, ours=NAMES)
+        try:
+            # The folder itself stays: it may be a link, or a volume that cannot be removed.
+            for name in NAMES if path.exists() else ():
+                earlier = path / name
+                if earlier.is_dir() and not earlier.is_symlink():
+                    shutil.rmtree(earlier)
+                else:
+                    earlier.unlink(missing_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
+            write_whole(path / CONFIG, json.dumps({"settings": as_plain(config), **facts}, indent=2) + "\n")
+        except OSError as error:
+            raise unwritable(path, error) from error
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> tuple[RunFolder, TrainConfig, dict[str, Any]]:
+        """A run that was begun before: its folder, settings and facts."""
+        file = path / CONFIG
+        if not file.is_file():
+            raise InputError(
+                f"{path} is not a run folder: it has no {CONFIG}; give the folder that siammm train wrote."
+            )
+        try:
+            facts = dict(json.loads(file.read_text(encoding="utf-8")))
+            settings = facts.pop("settings")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StoredFileError(f"{file} cannot be read ({error}); start the run anew.") from error
+        return cls(path), from_plain(settings, file), facts
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / CHECKPOINTS
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """What was measured so far, one entry an epoch."""
+        file = self.path / METRICS
+        if not file.exists():
+            return []
+        rows: list[dict[str, Any]] = []
+        for line in file.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:  # a line that was being written when the machine went down
+                break
+        return rows
+
+    def truncate_metrics(self, epochs: int) -> None:
+        """Forget measurements after so many epochs: the run goes on from there."""
+        rows = [row for row in self.metrics() if row["epoch"] <= epochs]
+        try:
+            write_whole(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+
+    def add_metrics(self, row: dict[str, Any], *, tensorboard: bool) -> None:
+        """Add an epoch's measurements."""
+        try:
+            with (self.path / METRICS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        board = self._tensorboard(row["epoch"]) if tensorboard else None
+        if board is not None:
+            for name, value in row.items():
+                if name != "epoch" and isinstance(value, (int, float)):
+                    board.add_scalar(name, value, row["epoch"])
+            board.flush()
+
+    def close(self) -> None:
+        """Let open files go."""
+        if self._board:
+            self._board.close()
+        self._board = None
+
+    def _tensorboard(self, epoch: int) -> Any:
+        if self._board is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
+            except ImportError:
+                self._board = False  # not installed, and not asked for again
+            else:
+                self._board = SummaryWriter(str(self.path / TENSORBOARD), purge_step=epoch)
+        return self._board or None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there whole or not at all."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        with scratch.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def unwritable(path: Path, error: Exception) -> InputError:
+    """What to say where the run folder cannot be written."""
+    reason = " ".join((getattr(error, "strerror", None) or str(error)).split()).rstrip(".")
+    return InputError(f"The run folder {path} cannot be written ({reason}); make room, or choose another --output.")

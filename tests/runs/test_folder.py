@@ -1,0 +1,113 @@
+"""The run folder: made once, read back as it was written, whole whenever the machine goes down."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from siammm.core.errors import InputError, StoredFileError
+from siammm.runs import folder as run
+from siammm.runs.folder import RunFolder
+from tests.learn.small_runs import small_config
+
+
+def test_what_is_opened_is_what_was_created(tmp_path: Path) -> None:
+    config = small_config(data="photos", output=tmp_path / "run")
+    RunFolder.create(tmp_path / "deep" / "run", config, {"fingerprint": "abc", "n_images": 3})
+    folder, found, facts = RunFolder.open(tmp_path / "deep" / "run")
+    assert found == config
+    assert facts == {"fingerprint": "abc", "n_images": 3}
+    assert folder.checkpoints == tmp_path / "deep" / "run" / "checkpoints"
+    assert [path.name for path in folder.path.iterdir()] == [run.CONFIG]
+
+
+def test_an_earlier_run_is_replaced_only_if_asked(tmp_path: Path) -> None:
+    first = RunFolder.create(tmp_path / "run", small_config(), {})
+    first.add_metrics({"epoch": 1, "loss": 2.0}, tensorboard=False)
+    with pytest.raises(InputError, match="--overwrite"):
+        RunFolder.create(tmp_path / "run", small_config(), {})
+    assert first.metrics() == [{"epoch": 1, "loss": 2.0}]
+    second = RunFolder.create(tmp_path / "run", small_config(overwrite=True), {})
+    assert second.metrics() == []
+
+
+def test_metrics_are_lines_of_json(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", small_config(), {})
+    rows: list[dict[str, Any]] = [{"epoch": epoch, "loss": 1 / 3 + epoch, "n_clusters": 7} for epoch in (1, 2, 3)]
+    for row in rows:
+        folder.add_metrics(row, tensorboard=False)
+    assert folder.metrics() == rows  # to the last bit
+    assert (folder.path / run.METRICS).read_text().count("\n") == 3
+    folder.truncate_metrics(2)
+    assert folder.metrics() == rows[:2]
+
+
+def test_a_line_that_was_being_written_is_left_out(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", small_config(), {})
+    (folder.path / run.METRICS).write_text('{"epoch": 1}\n{"epoch": 2, "lo')
+    assert folder.metrics() == [{"epoch": 1}]
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    run.write_whole(path, "before")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run.os, "fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        run.write_whole(path, "after")
+    assert path.read_text() == "before"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "5", '"text"', "{}", '{"settings": {"unheard_of": 1}}'])
+def test_a_damaged_config_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / run.CONFIG).write_text(text)
+    with pytest.raises(StoredFileError, match=r"config\.json"):
+        RunFolder.open(tmp_path)
+
+
+def test_tensorboard_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    folder = RunFolder.create(tmp_path / "run", small_config(), {})
+    for epoch in (1, 2):
+        folder.add_metrics({"epoch": epoch, "loss": 1.0}, tensorboard=True)
+    folder.close()
+    assert sorted(path.name for path in folder.path.iterdir()) == [run.CONFIG, run.METRICS]
+
+
+def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[Any, ...]] = []
+
+    class Writer:
+        def __init__(self, path: str, purge_step: int) -> None:
+            written.append(("opened", Path(path).name, purge_step))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append((name, value, step))
+
+        def flush(self) -> None: ...
+
+        def close(self) -> None:
+            written.append(("closed",))
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Writer  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    folder = RunFolder.create(tmp_path / "run", small_config(), {})
+    folder.add_metrics({"epoch": 1, "loss": 2.0, "n_clusters": 5}, tensorboard=True)
+    folder.add_metrics({"epoch": 2, "loss": 1.0}, tensorboard=False)
+    folder.add_metrics({"epoch": 3, "loss": 0.5}, tensorboard=True)
+    folder.close()
+    folder.close()
+    assert written == [
+        ("opened", "tensorboard", 1), ("loss", 2.0, 1), ("n_clusters", 5, 1), ("loss", 0.5, 3), ("closed",),
+    ]  # fmt: skip
+    assert len(json.loads(f"[{','.join((folder.path / run.METRICS).read_text().splitlines())}]")) == 3
