@@ -33,11 +33,11 @@ def measured(sizes: dict[str, int], device: torch.device, *, merge: str, repeats
     gc.collect()
     clock.reset_peak_memory(device)
     load = ClusteringLoad(config, n_images=sizes["n"], n_components=sizes["k"], device=device)
-    found = load.epoch_seconds(repeats=repeats)
+    _, steps, merging = load.epoch_seconds(repeats=repeats)
     return {
         **sizes,
-        "expectation_and_maximisation": found.expectation_and_maximisation,
-        "merging": found.merging,
+        "expectation_and_maximisation": steps,
+        "merging": merging,
         "memory_gb": clock.peak_memory(device) / 1e9 if device.type == "cuda" else None,
     }
 

@@ -30,7 +30,6 @@ import record
 import step_variants
 from siammm import losses
 from siammm.bench import clock, images
-from siammm.bench.machine import peak_flops
 from siammm.bench.workload import Workload, flops_per_image, image_size, loader_rate
 from siammm.core.precision import network_precision
 from siammm.data import augment
@@ -71,14 +70,13 @@ def ours(case: dict[str, Any], config: TrainConfig, device: torch.device) -> dic
     config = with_settings(config, **step_variants.settings(case["variants"]))
     load = Workload(config, device, n_images=N_IMAGES)
     step_variants.apply(load.training, case["variants"])
-    first, ready = load.prepare(clustered=True)
+    ready = load.prepare(clustered=True)
     seconds = clock.windows(lambda n: load.advance(n, clustered=True), device, seconds=case["seconds"])
     load.check()
     network = load.training.network
     norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
     return {
         "seconds": seconds,
-        "first_step_seconds": first,
         "ready_seconds": ready,
         "parameters": sum(p.numel() for p in network.parameters() if p.requires_grad),
         "norms": len(norms),
@@ -143,17 +141,16 @@ def plain(case: dict[str, Any], config: TrainConfig, device: torch.device) -> di
         advance(3)
     return {
         "seconds": clock.windows(advance, device, seconds=case["seconds"]),
-        "first_step_seconds": first,
         "ready_seconds": first,
     }
 
 
 def loader(case: dict[str, Any], config: TrainConfig, device: torch.device) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="siammm-jpegs-") as folder:
-        made = images.write_jpegs(Path(folder) / "jpegs", case["jpegs"], 0)
-        rate, workers = loader_rate(
-            config, Path(folder) / "jpegs", device, workers=case["workers"], seconds=case["seconds"]
-        )
+        jpegs = Path(folder) / "jpegs"
+        images.write_jpegs(jpegs, case["jpegs"], 0)
+        made = sum(path.stat().st_size for path in jpegs.iterdir())
+        rate, workers = loader_rate(config, jpegs, device, workers=case["workers"], seconds=case["seconds"])
     return {"images_per_second": rate, "used_workers": workers, "kilobytes": made / case["jpegs"] / 1e3}
 
 
@@ -205,7 +202,7 @@ def main() -> None:
         parser.error(f"no such variant: {', '.join(sorted(wrong))}; there are {', '.join(step_variants.VARIANTS)}")
     results = Sweep("large_images_gpu.py", args.output, limit=args.limit, in_all=args.in_all).run(cases(args))
     device = torch.device(args.device)
-    peak = peak_flops(device, network_precision(device)) / 1e12
+    peak = clock.peak_flops(device, network_precision(device)) / 1e12
     path = record.write(
         fresh_question(f"large-images-{'gpu' if device.type == 'cuda' else 'cpu'}", args.output),
         f"{args.backbone} at {args.size} pixels: our step beside a plain eager loop",

@@ -18,7 +18,6 @@ import argparse
 import copy
 import json
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ import gpu_state
 import record
 import step_variants
 from siammm.bench import clock, images
-from siammm.bench.machine import peak_flops
 from siammm.bench.workload import Workload, flops_per_image
 from siammm.core.precision import network_precision
 from siammm.learn.networks import build_backbone
@@ -63,7 +61,7 @@ def siammm(case: dict[str, Any], device: torch.device) -> dict[str, Any]:
     clock.reset_peak_memory(device)
     load = Workload(config, device, n_images=case["n_images"])
     step_variants.apply(load.training, names)
-    first, ready = load.prepare(clustered=True)
+    ready = load.prepare(clustered=True)
     found, state = gpu_state.watched(
         lambda: clock.windows(lambda n: load.advance(n, clustered=True), device, seconds=case["seconds"])
     )
@@ -75,7 +73,6 @@ def siammm(case: dict[str, Any], device: torch.device) -> dict[str, Any]:
         "milliseconds": 1000 * statistics.median(found),
         "teraflops": statistics.median(rates) * flops_per_image(config) / 1e12,
         "peak_memory_gb": clock.peak_memory(device) / 1e9,
-        "first_step_seconds": first,
         "ready_seconds": ready,
         "unknown_options": unknown,
         **state,
@@ -171,10 +168,7 @@ def lightly(case: dict[str, Any], device: torch.device) -> dict[str, Any]:
             loss.backward()
             optimiser.step()
 
-    started = time.perf_counter()
-    advance(1)
-    clock.synchronise(device)
-    first = time.perf_counter() - started
+    first = clock.seconds_of(lambda: advance(1), device)
     # An epoch's worth of batches first: workers start, and their queues fill.
     advance(max(1, min(len(loader), 4 * case["workers"])))
     found, state = gpu_state.watched(lambda: clock.windows(advance, device, seconds=3 * case["seconds"]))
@@ -184,7 +178,7 @@ def lightly(case: dict[str, Any], device: torch.device) -> dict[str, Any]:
         "windows": rates,
         "milliseconds": 1000 * statistics.median(found),
         "peak_memory_gb": clock.peak_memory(device) / 1e9,
-        "first_step_seconds": first,
+        "ready_seconds": first,
         **state,
     }
 
@@ -239,7 +233,7 @@ def main() -> None:
         parser.error(f"no such variant: {', '.join(sorted(wrong))}; there are {', '.join(step_variants.VARIANTS)}")
     results = Sweep("step_gpu.py", args.output, limit=args.limit, in_all=args.in_all).run(cases(args))
     device = torch.device(args.device)
-    peak = peak_flops(device, network_precision(device)) / 1e12
+    peak = clock.peak_flops(device, network_precision(device)) / 1e12
     path = record.write(
         fresh_question("step-gpu" if device.type == "cuda" else "step-cpu", args.output),
         f"The full step on images of 32 pixels, {args.backbone}",
@@ -270,7 +264,7 @@ def body(results: list[dict[str, Any]], peak: float) -> str:
                 f"{r['milliseconds']:.2f}",
                 f"{100 * r['teraflops'] / peak:.0f} %" if "teraflops" in r else "",
                 f"{r['peak_memory_gb']:.2f}",
-                f"{r.get('ready_seconds', r['first_step_seconds']):.0f}",
+                f"{r['ready_seconds']:.0f}",
                 f"{r['clock_mhz']:,.0f} MHz, {r['watts']:.0f} W, {r['celsius']:.0f} C" if "clock_mhz" in r else "",
                 f"{r['images_per_second'] / peer['images_per_second']:.2f}" if peer else "",
             ]

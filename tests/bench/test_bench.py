@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from siammm.bench import clock, images, machine, mixture, references, workload
+from siammm.bench import clock, images, mixture, workload
 from siammm.bench.measure import Figures, default_batch_size, measure
-from siammm.bench.mixture import ClusteringLoad, ClusteringTime
+from siammm.bench.mixture import ClusteringLoad
 from siammm.bench.workload import Workload, flops_per_image
 from siammm.core.errors import InputError
 from siammm.learn.loop import Training
@@ -21,7 +21,6 @@ from siammm.settings.config import TrainConfig
 from siammm.settings.presets import PRESETS, with_settings
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[2]
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -56,13 +55,6 @@ def test_a_step_longer_than_the_time_is_timed_once() -> None:
     assert found[0] >= 0.05
 
 
-def test_a_long_call_is_not_repeated() -> None:
-    calls: list[float] = []
-    took = clock.median_seconds(lambda: (calls.append(0.0), time.sleep(0.02)), CPU, seconds=0.001)
-    assert len(calls) == 1
-    assert took >= 0.02
-
-
 def test_the_peak_memory_of_a_process_is_that_of_its_largest_moment() -> None:
     before = clock.peak_memory(CPU)
     held = torch.ones(64 * 2**20 // 4)
@@ -71,7 +63,7 @@ def test_the_peak_memory_of_a_process_is_that_of_its_largest_moment() -> None:
 
 
 def test_the_peak_of_a_product_is_its_operations_over_its_time() -> None:
-    assert 1e8 < machine.peak_flops(CPU, "fp32", seconds=0.05, side=128) < 1e14
+    assert 1e8 < clock.peak_flops(CPU, "fp32", seconds=0.05, side=128) < 1e14
 
 
 # -- the step
@@ -119,8 +111,8 @@ def test_operations_are_those_of_the_layers() -> None:
 
 
 def test_the_loader_brings_images_from_files(tmp_path: Path) -> None:
-    made = images.write_jpegs(tmp_path / "jpegs", 16, 0, shape=(60, 80))
-    assert made == sum(path.stat().st_size for path in (tmp_path / "jpegs").iterdir())
+    images.write_jpegs(tmp_path / "jpegs", 16, 0, shape=(60, 80))
+    assert len(list((tmp_path / "jpegs").iterdir())) == 16
     with Image.open(tmp_path / "jpegs" / "000000.jpg") as picture:
         assert picture.size == (80, 60)
     config = small(image_size=32, augmentation="224")
@@ -134,9 +126,7 @@ def test_the_loader_brings_images_from_files(tmp_path: Path) -> None:
 
 def test_an_epochs_clustering_is_that_of_training() -> None:
     load = ClusteringLoad(small(merge="paper"), n_images=400, n_components=20, device=CPU)
-    found = load.epoch_seconds(repeats=1, warm=False)
-    assert found.scale == 1
-    assert found.total == found.samples + found.expectation_and_maximisation + found.merging > 0
+    assert all(seconds > 0 for seconds in load.epoch_seconds(repeats=1, warm=False))
     weights = load.clustering.weight_NH.sum(dim=1)
     torch.testing.assert_close(weights, torch.ones_like(weights))
     assert load.clustering.n_components <= 20
@@ -155,59 +145,47 @@ def test_made_up_banks_hold_unit_rows_whose_views_are_near() -> None:
 def test_what_takes_too_long_is_measured_on_a_sample_and_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
 
-    def noted(self: ClusteringLoad, **settings: Any) -> ClusteringTime:
+    def noted(self: ClusteringLoad, **settings: Any) -> tuple[float, float, float]:
         seen.append((self.bank.n_rows, self.clustering.n_start))
-        return ClusteringTime(samples=1.0, expectation_and_maximisation=2.0, merging=3.0, scale=1.0)
+        return 1.0, 2.0, 3.0
 
     monkeypatch.setattr(ClusteringLoad, "epoch_seconds", noted)
     sizes: dict[str, Any] = {"n_images": 20_000, "n_components": 2000, "device": CPU}
-    found = mixture.clustering_time(small(merge="none"), **sizes, seconds=1.0, flops=5e8)
+    found, scale = mixture.clustering_time(small(merge="none"), **sizes, seconds=1.0, peak_flops=5e8)
     (n, k) = seen.pop()
     assert 128 <= k < 2000
     assert n / 20_000 == pytest.approx(k / 2000, rel=0.01), "images and clusters shrink alike"
-    assert found.scale == pytest.approx((20_000 / n) * (2000 / k))
-    assert found.samples == pytest.approx(20_000 / n)
-    assert found.expectation_and_maximisation == pytest.approx(2 * found.scale)
-    assert found.merging == pytest.approx(3 * found.scale)
-    whole = mixture.clustering_time(small(merge="none"), **sizes, seconds=1e6, flops=5e8)
+    assert scale == pytest.approx((20_000 / n) * (2000 / k))
+    assert found == pytest.approx(20_000 / n + (2 + 3) * scale)
+    assert mixture.clustering_time(small(merge="none"), **sizes, seconds=1e6, peak_flops=5e8) == (6, 1)
     assert seen == [(20_000, 2000)]
-    assert (whole.scale, whole.total) == (1, 6)
-    mixture.clustering_time(small(merge="none"), **sizes, seconds=0.01, flops=1.0)
+    mixture.clustering_time(small(merge="none"), **sizes, seconds=0.01, peak_flops=1.0)
     assert seen[1] == (1280, 128), "no smaller sample is taken"
-
-
-def test_the_search_has_a_rate() -> None:
-    assert mixture.search_flops(1000, 50, 16, 5, CPU, seconds=0.05) > 1e6
 
 
 # -- all of it
 
 
 def test_figures_follow_from_each_other() -> None:
-    here = machine.Machine(device="a CPU", precision="fp32", peak_flops=1e11, software="")
     parts: list[str] = []
-    found = measure(small(), here, CPU, seconds=1.0, n_images=200, on_part=parts.append)
-    assert parts == ["step without clusters", "step", "search", "clustering"]
+    found = measure(small(), CPU, peak_flops=1e11, seconds=1.0, n_images=200, on_part=parts.append)
+    assert parts == ["step without clusters", "step", "clustering"]
     assert found.batch_size == 8
     assert found.n_components == 12
     assert found.images_per_second > 0
-    assert min(found.windows) <= found.images_per_second <= max(found.windows)
     assert found.share_of_peak == pytest.approx(found.images_per_second * found.flops_per_image / 1e11)
-    assert found.clustering is not None
-    assert found.epoch_seconds == pytest.approx(200 / found.images_per_second + found.clustering.total)
+    assert found.epoch_seconds == pytest.approx(200 / found.images_per_second + found.clustering_seconds)
     assert found.hours == pytest.approx(found.epochs * found.epoch_seconds / 3600)
     assert 0 < found.clustering_share < 1
     assert not found.compiled
 
 
 def test_a_slow_loader_sets_the_pace() -> None:
-    time_ = ClusteringTime(samples=1, expectation_and_maximisation=2, merging=7, scale=1)
     figures = Figures(
         preset="imagenet-200", backbone="resnet50", image_size=224, view_size=224, n_images=1000, n_components=10,
         epochs=36, batch_size=4, preset_batch_size=4, precision="bf16", compiled=True, images_per_second=50.0,
-        windows=[50.0], images_per_second_alone=50.0, flops_per_image=1e9, share_of_peak=0.5, setup_seconds=1,
-        first_step_seconds=1, ready_seconds=1, peak_memory=1, search_flops=1e9, clustering=time_,
-        loader_images_per_second=10.0, workers=3,
+        images_per_second_alone=50.0, flops_per_image=1e9, share_of_peak=0.5, ready_seconds=1, peak_memory=1,
+        clustering_seconds=10.0, clustering_scale=1.0, loader_images_per_second=10.0, workers=3,
     )  # fmt: skip
     assert figures.epoch_seconds == 110
     assert figures.clustering_share == pytest.approx(1 / 11)
@@ -223,35 +201,19 @@ def test_a_step_on_a_cpu_has_as_many_images_as_take_seconds() -> None:
 def test_a_batch_that_does_not_fit_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
-    def full(self: Workload, *, clustered: bool) -> tuple[float, float]:
+    def full(self: Workload, *, clustered: bool) -> float:
         tried.append(self.batch_size)
         if self.batch_size > 4:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return 1.0, 1.0
+        return 1.0
 
     monkeypatch.setattr(Workload, "prepare", full)
-    here = machine.Machine(device="a GPU", precision="fp32", peak_flops=1e11, software="")
-    found = measure(small(batch_size=16), here, CPU, seconds=0.5, n_images=100)
+    found = measure(small(batch_size=16), CPU, peak_flops=1e11, seconds=0.5, n_images=100)
     assert found.batch_size == 4
     assert tried[:3] == [16, 8, 4]
     with pytest.raises(InputError, match=r"A step of 16 images does not fit into the memory of cpu; use a smaller"):
-        measure(small(), here, CPU, batch_size=16, seconds=0.5, n_images=100)
-
-
-# -- machines to compare with
-
-
-def test_the_page_shows_the_table_of_the_package() -> None:
-    assert references.markdown() in (ROOT / "docs" / "speed.md").read_text("utf-8")
+        measure(small(), CPU, peak_flops=1e11, batch_size=16, seconds=0.5, n_images=100)
 
 
 def test_every_preset_has_a_set_of_images() -> None:
     assert workload.N_IMAGES.keys() == PRESETS.keys()
-
-
-def test_references_are_of_presets_and_their_sources_exist() -> None:
-    for reference in references.REFERENCES:
-        assert reference.preset in PRESETS
-        assert len(references.cells(reference)) == len(references.HEADER)
-        assert (ROOT / reference.source).is_file() or not reference.source.startswith("benchmarks/"), reference.source
-    assert references.references_for("cifar")

@@ -1,4 +1,4 @@
 """How fast a machine trains and clusters: the measuring behind ``siammm bench`` and the scripts in ``benchmarks/``.
 
-What is timed is the trainer's own step, loader and clustering on made-up data, never a copy of them.
+What is timed is the trainer's own step, loader and clustering on random data.
 """

@@ -1,7 +1,6 @@
 """Time and memory of work on a device.
 
-A device works on after Python has moved on: nothing here looks at the clock before the device is done, and nothing
-makes it wait in the middle of what is timed.
+A device works asynchronously: the clock is read only once the device is idle, and nothing waits within what is timed.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any
 import torch
 
 WINDOWS = 3
-"""Windows that a rate is the median of."""
+"""A rate is the median of this many windows."""
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done all that it was given."""
+    """Wait until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -27,7 +26,7 @@ def synchronise(device: torch.device) -> None:
 
 
 def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
-    """How long one call takes, until its last result is there."""
+    """Seconds of one call, until the device is idle again."""
     synchronise(device)
     started = time.perf_counter()
     work()
@@ -35,55 +34,57 @@ def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def median_seconds(work: Callable[[], Any], device: torch.device, *, seconds: float, repeats: int = WINDOWS) -> float:
-    """The median of a few calls after one that does not count, of as many as fit into about ``seconds``.
-
-    Where one call takes as long as that, it is the one that counts: a CPU has little to warm up.
-    """
-    first = seconds_of(work, device)
-    if first >= seconds:
-        return first
-    return statistics.median(
-        seconds_of(work, device) for _ in range(max(1, min(repeats, int(seconds / max(first, 1e-9)))))
-    )
-
-
 def windows(
     advance: Callable[[int], Any], device: torch.device, *, seconds: float, count: int = WINDOWS, most: int = 10_000
 ) -> list[float]:
-    """Seconds of one step, in each of ``count`` windows of many steps that take about ``seconds`` in all.
+    """Seconds per step in each of ``count`` windows of many steps, which take about ``seconds`` together.
 
-    ``advance(n)`` does n steps. It must have done some already: what happens once is not part of a rate. Where even
-    single steps would take longer than that, there are fewer windows, at least one.
+    ``advance(n)`` does n steps; compile and warm up before. Where steps are too slow for ``count`` windows there are
+    fewer, at least one.
     """
     trial = seconds_of(lambda: advance(1), device)
-    if trial < 0.02:  # a single step is then mostly the wait for it
+    if trial < 0.02:  # the time of a single short step is mostly that of the synchronisation
         trial = seconds_of(lambda: advance(8), device) / 8
     steps = max(1, min(most, round(seconds / count / max(trial, 1e-9))))
     count = max(1, min(count, round(seconds / max(trial * steps, 1e-9))))
     return [seconds_of(lambda: advance(steps), device) / steps for _ in range(count)]
 
 
+def peak_flops(device: torch.device, precision: str, *, seconds: float = 1.0, side: int | None = None) -> float:
+    """Floating-point operations per second of a large matrix product: what this device reaches in practice."""
+    side = side or (8192 if device.type == "cuda" else 2048)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    a = torch.randn(side, side, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    out = torch.empty_like(a)
+    calls = 10 if device.type == "cuda" else 1
+
+    def products() -> None:
+        for _ in range(calls):
+            torch.mm(a, a, out=out)
+
+    products()
+    took = seconds_of(products, device)
+    if took < seconds:
+        took = statistics.median(seconds_of(products, device) for _ in range(min(5, int(seconds / max(took, 1e-9)))))
+    return calls * 2.0 * side**3 / took
+
+
 def reset_peak_memory(device: torch.device) -> None:
-    """Begin a new peak, on devices that keep one."""
+    """Start a new peak, on devices that record one."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes in use: of the device since the last reset, elsewhere of this process since it began."""
+    """Peak bytes: of a GPU since the last reset, on a CPU of this process since it started."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     if device.type == "mps":
         return int(torch.mps.driver_allocated_memory())
-    return _peak_of_process()
-
-
-def _peak_of_process() -> int:
     try:
         import resource
-    except ImportError:  # Windows has no such count
+    except ImportError:  # Windows
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak

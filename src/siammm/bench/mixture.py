@@ -1,63 +1,40 @@
-"""The trainer's own clustering on made-up embeddings, for timing.
+"""The trainer's own clustering on random embeddings, for timing.
 
     load = ClusteringLoad(config, n_images=1_281_167, n_components=100_000, device=device)
-    parts = load.epoch_seconds()
+    samples, expectation_and_maximisation, merging = load.epoch_seconds()
 
-An epoch's clustering is: the bank as samples, E and M steps from the last centroids, the tables for the loss, and a
-round of merging. Seeding, which happens once in a run, is not part of it.
-
-Legend:  N images, K clusters, D dimensions, H neighbours.
+One epoch's clustering: the bank as samples, E and M steps from the last centroids, the tables for the loss, and a
+round of merging. Seeding, done once per run, is not part of it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from siammm.bench.clock import WINDOWS, median_seconds, seconds_of
+from siammm.bench.clock import WINDOWS, seconds_of
 from siammm.learn.bank import Bank
 from siammm.learn.clustering import Clustering
-from siammm.mixture import neighbours
 from siammm.mixture.components import VonMisesFisherComponents
 from siammm.mixture.merge import MergeHistory
 from siammm.mixture.samples import Samples
 from siammm.settings.config import TrainConfig
 
-# Passes over all pairs of images and clusters in an epoch with merging: what a time is foretold by.
+# Passes over all pairs of images and clusters in an epoch with merging, and how fast they run on a GPU relative to a
+# large matrix product: an estimate of the time, which decides on the size of the sample.
 _PASSES = 7
-# Rows that the search is first tried with, on a CPU and elsewhere.
-_CPU_ROWS, _GPU_ROWS = 4096, 2**20
-# No smaller sample says anything about a larger one: what every pass costs besides would be multiplied too.
+_GPU_SHARE_OF_PEAK = 0.2
+# With fewer clusters, fixed costs would dominate and be scaled up with the rest.
 _LEAST_CLUSTERS = 128
 _LEAST_SECONDS = 1.0
 _ROWS_AT_ONCE = 2**17
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusteringTime:
-    """Seconds of an epoch's clustering, by part, at the size asked for."""
-
-    samples: float
-    """The bank made into unit rows."""
-    expectation_and_maximisation: float
-    """E and M steps, concentrations, and the tables that the loss reads."""
-    merging: float
-    """Two more steps and the round of merging."""
-    scale: float
-    """1 where all of it was measured; else what the seconds of a smaller sample were multiplied with."""
-
-    @property
-    def total(self) -> float:
-        """All of it."""
-        return self.samples + self.expectation_and_maximisation + self.merging
-
-
 class ClusteringLoad:
-    """A bank and a clustering as training holds them, with made-up embeddings."""
+    """A bank and a clustering as in training, with random embeddings."""
 
     def __init__(
         self, config: TrainConfig, *, n_images: int, n_components: int, device: torch.device, seed: int = 0
@@ -65,7 +42,7 @@ class ClusteringLoad:
         dim = config.network.embedding_dim
         self.device = device
         self.bank = Bank(n_images, dim, device)
-        fill_bank(self.bank, n_directions=max(2, min(20_000, n_images // 50)), seed=seed)
+        _fill_bank(self.bank, n_directions=max(2, min(20_000, n_images // 50)), seed=seed)
         self.clustering = Clustering(
             n_components, n_images, dim, device, objective=config.objective, settings=config.clustering, seed=seed
         )
@@ -75,7 +52,7 @@ class ClusteringLoad:
         self.clustering.components = VonMisesFisherComponents.started(
             centre_KD, self.clustering._concentration_settings(samples)
         )
-        # One epoch's steps: components that have a spread, as all but the first epoch's have.
+        # One epoch's steps, so that the components have a spread, as in all but the first epoch.
         self.clustering.expectation_and_maximisation(samples)
         self._start = self.clustering.components
 
@@ -91,8 +68,11 @@ class ClusteringLoad:
         self.clustering.components = self._start
         self.clustering.history = MergeHistory(self.clustering.n_start)
 
-    def epoch_seconds(self, *, repeats: int = WINDOWS, warm: bool = True) -> ClusteringTime:
-        """The median of a few epochs' clustering, part by part."""
+    def epoch_seconds(self, *, repeats: int = WINDOWS, warm: bool = True) -> tuple[float, float, float]:
+        """Seconds of normalising the bank, of E and M steps with the tables for the loss, and of merging.
+
+        The median of a few epochs' clustering; with ``warm``, after one that is not counted.
+        """
         found: list[tuple[float, float, float]] = []
         for _ in range(repeats + warm):
             self.restart()
@@ -102,15 +82,14 @@ class ClusteringLoad:
             second = seconds_of(lambda: self.clustering.expectation_and_maximisation(samples), self.device)  # noqa: B023
             third = seconds_of(lambda: self.clustering.merge(samples), self.device)  # noqa: B023
             found.append((first, second, third))
-        times = torch.tensor(found[int(warm) :], dtype=torch.float64)
-        middle = times[times.sum(dim=1).argsort()[(len(times) - 1) // 2]].tolist()
-        return ClusteringTime(samples=middle[0], expectation_and_maximisation=middle[1], merging=middle[2], scale=1.0)
+        counted = sorted(found[int(warm) :], key=sum)
+        return counted[(len(counted) - 1) // 2]
 
 
-def fill_bank(bank: Bank, *, n_directions: int, seed: int) -> None:
+def _fill_bank(bank: Bank, *, n_directions: int, seed: int) -> None:
     """Embeddings around random directions, as a trained encoder's are: the two views of an image near each other."""
     device, dim = bank.view_2ND.device, bank.view_2ND.shape[2]
-    generator = _generator(device, seed)
+    generator = torch.Generator(device="cpu" if device.type == "mps" else device).manual_seed(seed)
 
     def normals(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, device=generator.device)
@@ -125,59 +104,22 @@ def fill_bank(bank: Bank, *, n_directions: int, seed: int) -> None:
             view[start : start + rows] = functional.normalize(image_ND + 0.3 * noise * normals(rows, dim), dim=1)
 
 
-def _generator(device: torch.device, seed: int) -> torch.Generator:
-    """Random numbers where they are needed: a GPU makes a million rows at once."""
-    return torch.Generator(device="cpu" if device.type == "mps" else device).manual_seed(seed)
-
-
 def clustering_time(
-    config: TrainConfig, *, n_images: int, n_components: int, device: torch.device, seconds: float, flops: float
-) -> ClusteringTime:
-    """An epoch's clustering at this size, within about ``seconds``.
+    config: TrainConfig, n_images: int, n_components: int, device: torch.device, *, seconds: float, peak_flops: float
+) -> tuple[float, float]:
+    """Seconds of one epoch's clustering, measured within about ``seconds``, and the factor they were scaled by.
 
-    ``flops`` is the rate of the search for nearest components, which most of the time goes into. What would take too
-    long is measured with fewer images and clusters, both by the same factor: every part of the work grows with N K or
-    with K squared, and is scaled so.
+    What would take longer, by the device's ``peak_flops``, is measured with fewer images and clusters, both by the same
+    factor, and scaled: the work grows with N K and with K squared.
     """
-    dim = config.network.embedding_dim
-    expected = _PASSES * 2.0 * n_images * n_components * dim / flops
+    flops = peak_flops * (_GPU_SHARE_OF_PEAK if device.type == "cuda" else 1.0)
+    expected = _PASSES * 2.0 * n_images * n_components * config.network.embedding_dim / flops
     shrink = min(1.0, math.sqrt(max(0.6 * seconds, _LEAST_SECONDS) / max(expected, 1e-9)))
     if n_components * shrink < _LEAST_CLUSTERS:
         shrink = min(1.0, _LEAST_CLUSTERS / n_components)
     n, k = max(2, round(n_images * shrink)), max(2, round(n_components * shrink))
     load = ClusteringLoad(config, n_images=n, n_components=k, device=device, seed=config.run.random_state)
     enough = expected * shrink**2 < seconds / (WINDOWS + 2)
-    found = load.epoch_seconds(repeats=WINDOWS if enough else 1, warm=enough or device.type == "cuda")
+    samples, steps, merging = load.epoch_seconds(repeats=WINDOWS if enough else 1, warm=enough or device.type == "cuda")
     scale = (n_images / n) * (n_components / k)
-    return ClusteringTime(
-        samples=found.samples * n_images / n,
-        expectation_and_maximisation=found.expectation_and_maximisation * scale,
-        merging=found.merging * scale,
-        scale=scale,
-    )
-
-
-def search_flops(
-    n_images: int,
-    n_components: int,
-    dim: int,
-    n_neighbours: int,
-    device: torch.device,
-    *,
-    seconds: float,
-    seed: int = 0,
-) -> float:
-    """Operations a second of the search for the H nearest of K components: 2 N K D over the time it takes an E step.
-
-    On a CPU with fewer rows than there are images, since its time is in proportion to them.
-    """
-    rows = min(n_images, _CPU_ROWS if device.type == "cpu" else _GPU_ROWS)
-    generator = _generator(device, seed)
-    x_ND, w_KD = (
-        functional.normalize(torch.randn(count, dim, generator=generator, device=generator.device), dim=1).to(device)
-        for count in (rows, n_components)
-    )
-    h = min(n_neighbours, n_components)
-    backend = neighbours.choose_backend("auto", device, x_ND.dtype, d=dim, k=n_components, n_neighbours=h)
-    took = median_seconds(lambda: neighbours.nearest(x_ND, w_KD, None, h, backend=backend), device, seconds=seconds)
-    return 2.0 * rows * n_components * dim / took
+    return samples * n_images / n + (steps + merging) * scale, scale

@@ -1,4 +1,4 @@
-"""The trainer's own step on made-up images, for timing.
+"""The trainer's own step on random images, for timing.
 
     load = Workload(config, device, n_images=50_000)
     load.prepare(clustered=True)
@@ -6,10 +6,8 @@
     load.close()
 
 The networks, loader, optimiser, bank and captured graph are those of ``learn.loop.Training``. Small images are
-resident, as in training. Large ones are cropped before the clock starts and wait on the device, so that the step is
-timed and not the disk; ``loader_rate`` times the reading.
-
-Legend:  B images of a batch, H neighbours, K clusters, D dimensions.
+resident, as in training. Large ones are cropped before the clock starts and wait on the device; ``loader_rate`` times
+the reading.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import torch.nn.functional as functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from siammm.bench import images
-from siammm.bench.clock import synchronise
+from siammm.bench.clock import seconds_of, synchronise
 from siammm.data import decode
 from siammm.data.loader import SMALL, Batch, open_loader
 from siammm.data.sources import open_source
@@ -34,18 +32,18 @@ from siammm.learn.optim import learning_rate
 from siammm.settings.config import TrainConfig
 from siammm.settings.presets import with_settings
 
+# The size of the data set that each preset is for.
 N_IMAGES = {
     "cifar": 50_000, "cifar-fast": 50_000, "tiny": 100_000, "laptop": 5_000, "demo": 1_797,
     "imagenet-100": 1_281_167, "imagenet-200": 1_281_167,
 }  # fmt: skip
-"""The images of the set that each preset is for; of a laptop's, a folder of some size."""
 _SIZES = {"cifar": 32, "tiny": 64, "demo": 8}
 
-# Made-up images take at most this much memory: more would not change the time of a step.
+# Random images take at most this much memory: more would not change the time of a step.
 _MOST_BYTES = 256 * 2**20
-# Large images whose crops wait on the device.
+# Batches of large images that wait on the device.
 _WAITING_BATCHES = 2
-# Images a second that no loader reaches.
+# Images per second that no loader reaches.
 _FASTEST_LOADER = 20_000
 # Steps until everything is compiled and captured.
 _STEPS_BEFORE_REPLAY = 4
@@ -57,42 +55,33 @@ def image_size(config: TrainConfig) -> int:
 
 
 class Workload:
-    """A run that was set up as ``siammm train`` does it, whose steps can be taken one by one."""
+    """A run set up as ``siammm train`` does it, whose steps can be taken one by one."""
 
     def __init__(self, config: TrainConfig, device: torch.device, *, n_images: int) -> None:
         self.device = device
-        size = image_size(config)
+        size, batch_size, seed = image_size(config), config.optimisation.batch_size, config.run.random_state
         self.resident = size <= SMALL
-        batch_size = config.optimisation.batch_size
         if self.resident:
-            n = max(batch_size, min(n_images, _MOST_BYTES // (3 * size * size)))
-            side = size
+            n, side = max(batch_size, min(n_images, _MOST_BYTES // (3 * size * size))), size
         else:
             n, side = _WAITING_BATCHES * batch_size, size * 256 // 224
-        wanted = config.clustering.n_components
-        settings = {
-            "image_size": size,
-            # A loader that is not asked to keep large images; without workers, since it is only asked once.
-            "loader": "resident" if self.resident else "streaming",
-            "workers": 0,
-            "n_components": max(2, min(n // 4, wanted or n)),
-        }
-        seed = config.run.random_state
-        self.config = with_settings(config, **settings)
-        started = time.perf_counter()
+        self.config = with_settings(
+            config,
+            image_size=size,
+            loader="resident" if self.resident else "streaming",
+            workers=0,
+            n_components=max(2, min(n // 4, config.clustering.n_components or n)),
+        )
         self.training = Training(self.config, open_source(images.arrays(n, side, seed)), device)
         self._stream = self._batches()
         if not self.resident:
             next(self._stream)
         self._fill_tables(seed)
         self._number = 0
-        synchronise(device)
-        self.setup_seconds = time.perf_counter() - started
-        """Seconds until a step can be taken: images, networks, optimiser."""
 
     @property
     def batch_size(self) -> int:
-        """Images of a step."""
+        """Images per step."""
         return self.training.batch_size
 
     @property
@@ -100,19 +89,13 @@ class Workload:
         """Whether the step is compiled."""
         return self.training.step._compiled
 
-    def prepare(self, *, clustered: bool) -> tuple[float, float]:
-        """Take steps until the step is compiled and captured; seconds of the first, and of all of them."""
-        started = time.perf_counter()
-        self.advance(1, clustered=clustered)
-        synchronise(self.device)
-        first = time.perf_counter() - started
-        if self.device.type == "cuda":
-            self.advance(_STEPS_BEFORE_REPLAY, clustered=clustered)
-            synchronise(self.device)
-        return first, time.perf_counter() - started
+    def prepare(self, *, clustered: bool) -> float:
+        """Take steps until the step is compiled and captured, and return the seconds they took."""
+        steps = 1 + _STEPS_BEFORE_REPLAY if self.device.type == "cuda" else 1
+        return seconds_of(lambda: self.advance(steps, clustered=clustered), self.device)
 
     def advance(self, steps: int, *, clustered: bool) -> None:
-        """Take so many steps, without waiting for the device."""
+        """Take ``steps`` steps, without waiting for the device."""
         training, optimisation = self.training, self.config.optimisation
         total, warmup = training.total_steps, round(optimisation.warmup_epochs * training.steps_per_epoch)
         for batch in itertools.islice(self._stream, steps):
@@ -127,26 +110,25 @@ class Workload:
             self._number += 1
 
     def check(self) -> None:
-        """Refuse figures of steps that stopped learning."""
+        """Raise if the training collapsed."""
         self.training.step.check()
 
     def close(self) -> None:
-        """Let go of what the run holds on the device."""
+        """Free the memory of the run."""
         self._stream = iter(())
         self.training.close()
         del self.training
 
     def _batches(self) -> Iterator[Batch]:
-        """Batches without end: numbers of resident images as the loader sends them, or crops that wait already."""
+        """Batches without end: indices of resident images, or crops that wait on the device."""
         loader = self.training.loader
         if self.resident:
             for epoch in itertools.count():
                 yield from loader.batches(epoch, self.training._groups(epoch))
-        waiting = list(loader.batches(0, self.training._groups(0)))
-        yield from itertools.cycle(waiting)
+        yield from itertools.cycle(list(loader.batches(0, self.training._groups(0))))
 
     def _fill_tables(self, seed: int) -> None:
-        """What the cluster loss reads: made-up clusters. Which they are makes no difference to its time."""
+        """Fill in random clusters for the cluster loss: its time does not depend on which they are."""
         generator = torch.Generator().manual_seed(seed)
         for clustering in self.training.clusterings:
             k, d = clustering.mu_KD.shape
@@ -158,10 +140,10 @@ class Workload:
 
 
 def flops_per_image(config: TrainConfig) -> float:
-    """Floating-point operations that the networks need for one image in one update, a product and a sum being two.
+    """Floating-point operations of the networks per image and update; a multiplication and an addition are two.
 
-    Both views forward and backward, and forward through the momentum encoder. Counted by torch on tensors without
-    contents; augmentation, losses and the optimiser, all small beside them, are left out.
+    Both views forward and backward, and forward through the momentum encoder, as torch counts them on meta tensors.
+    Augmentation, losses and the optimiser are small beside them and left out.
     """
     image = image_size(config)
     view = config.views.view_size or image
@@ -178,10 +160,10 @@ def flops_per_image(config: TrainConfig) -> float:
 def loader_rate(
     config: TrainConfig, folder: Path, device: torch.device, *, workers: int | None, seconds: float
 ) -> tuple[float, int]:
-    """Images a second that the streaming loader brings onto the device from files, and its worker processes.
+    """Images per second that the streaming loader brings onto the device from files, and its number of workers.
 
-    Both views of every image are cut, as in training. The first batches are not counted: workers start and fill their
-    queues. Files are in the system's cache, so that this is the time of decoding, not of a disk.
+    Both views of every image are cropped, as in training. The first batches, while workers start and fill their queues,
+    are not counted. Files are in the system's cache, so this is the time of decoding, not of a disk.
     """
     source = open_source(str(folder))
     if workers is None:
@@ -192,7 +174,7 @@ def loader_rate(
     batch = max(1, min(config.optimisation.batch_size, 64, loader.n_images // 2))
     groups = torch.arange(loader.n_images // batch * batch).split(batch)
     uncounted = 4 * max(1, workers)  # what the workers' queues hold
-    # One long epoch: between two of them the queues run empty, which in training happens once in a million images.
+    # One long epoch: between two epochs the queues run empty.
     most = uncounted + 1 + int(seconds * _FASTEST_LOADER / batch)
     counted, started = 0, time.perf_counter()
     try:
