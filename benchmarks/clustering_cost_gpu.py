@@ -31,7 +31,8 @@ from siammm.bench.mixture import ClusteringLoad
 from siammm.data.sources import open_source
 from siammm.learn.clustering import Clustering
 from siammm.learn.guard import CollapseError
-from siammm.learn.loop import Silent, Trained, Training
+from siammm.learn.loop import Trained, Training
+from siammm.learn.observers import Silent
 from siammm.mixture import em, merge
 from siammm.mixture.components import VonMisesFisherComponents
 from siammm.settings.presets import PRESETS, with_settings

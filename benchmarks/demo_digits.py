@@ -46,11 +46,11 @@ def main() -> None:
         trained = training.run()
         seconds = time.perf_counter() - start
         assert trained.mixture is not None
-        assert trained.labels is not None
+        assert trained.clusters is not None
         features = encode(trained.network, training.loader, "features").numpy()
         curve = [row["n_clusters"] for row in training.metrics if "n_clusters" in row]
         curves.append(f"seed {seed}: " + ", ".join(map(str, curve)))
-        rows.append(_row(seed, "demo", training.clustering.n_start, trained.labels, labels, features, seconds))
+        rows.append(_row(seed, "demo", training.clustering.n_start, trained.clusters, labels, features, seconds))
         print(rows[-1], flush=True)
         start = time.perf_counter()
         mixture = VonMisesFisherMixture(training.clustering.n_start, merge="auto", random_state=seed).fit(pixels)

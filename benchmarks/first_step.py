@@ -89,7 +89,8 @@ def _run(data: Path, preset: Any, epochs: int, pairs: list[str]) -> dict[str, An
     import torch
 
     from siammm.data.sources import open_source
-    from siammm.learn.loop import Silent, Training
+    from siammm.learn.loop import Training
+    from siammm.learn.observers import Silent
     from siammm.settings.presets import PRESETS, with_settings
     from train_cifar import given
 

@@ -25,7 +25,8 @@ import record
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source, open_source
 from siammm.learn.encode import Output, encode
-from siammm.learn.loop import Silent, Training
+from siammm.learn.loop import Training
+from siammm.learn.observers import Silent
 from siammm.learn.progress import described
 from siammm.metrics.clustering import clustering_scores
 from siammm.metrics.knn import knn_accuracy
@@ -175,8 +176,8 @@ def main() -> None:
         if epochs >= 50 and output == "features":
             y, y_test = torch.from_numpy(labels), torch.from_numpy(other_labels)
             found[f"linear_{name}"] = linear_accuracy(bank, y, query, y_test)
-    if trained.mixture is not None and trained.labels is not None:
-        scores = clustering_scores(labels, trained.labels)
+    if trained.mixture is not None and trained.clusters is not None:
+        scores = clustering_scores(labels, trained.clusters)
         found |= {"n_clusters": trained.mixture.n_components_, "n_clusters_at_start": training.clustering.n_start}
         names = ("ami", "nmi", "ari", "hungarian_accuracy", "majority_accuracy")
         found |= {name: getattr(scores, name) for name in names}

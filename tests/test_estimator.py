@@ -37,7 +37,7 @@ def fitted() -> SiamMM:
 
 def test_it_trains_what_the_loop_trains(fitted: SiamMM) -> None:
     trained = prepared(small_config(), small_images()).run()
-    np.testing.assert_array_equal(fitted.labels_, trained.labels)
+    np.testing.assert_array_equal(fitted.labels_, trained.clusters)
     assert trained.mixture is not None
     assert fitted.n_clusters_ == trained.mixture.n_components_ == fitted.mixture_.n_components_
     assert len(fitted.groups_.label_K) == fitted.n_clusters_ >= fitted.groups_.n_groups

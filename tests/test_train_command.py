@@ -113,8 +113,8 @@ SETTINGS = [
 ]  # fmt: skip
 
 LEFT = [
-    "assignments.parquet", "checkpoints", "clusters.svg", "config.json", "embeddings.npy", "encoder.safetensors",
-    "losses.svg", "merges.json", "metrics.jsonl", "mixture.safetensors",
+    "assignments.parquet", "checkpoints", "config.json", "embeddings.npy", "encoder.safetensors",
+    "merges.json", "metrics.jsonl", "mixture.safetensors",
 ]  # fmt: skip
 
 
@@ -234,8 +234,6 @@ def test_the_run_folder(images: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert len(merges["linkage"]) == 9
     assert merges["n_components"][0] == 10
     assert merges["n_components"][-1] == mixture.n_components_
-    for picture in ("losses.svg", "clusters.svg"):
-        assert (folder / picture).read_text().startswith("<svg")
 
 
 def test_the_encoder_that_is_left_makes_the_embeddings_that_were_clustered(images: Path) -> None:
@@ -264,7 +262,7 @@ def test_an_epoch_of_few_updates_is_remarked_on(batch: str, few: bool, tmp_path:
 def test_without_clusters_there_is_no_mixture(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(images), *SETTINGS, "--cluster-loss", "none", "--epochs", "1"]) == 0
     left = sorted(path.name for path in Path("images-run").iterdir())
-    assert left == ["checkpoints", "config.json", "encoder.safetensors", "losses.svg", "metrics.jsonl"]
+    assert left == ["checkpoints", "config.json", "encoder.safetensors", "metrics.jsonl"]
     assert "Everything is in images-run" in capsys.readouterr().out
 
 

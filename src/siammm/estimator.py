@@ -18,8 +18,9 @@ from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source, open_source
 from siammm.data.view_settings import ViewSettings
 from siammm.learn.encode import encode
-from siammm.learn.loop import Silent, Training
+from siammm.learn.loop import Training
 from siammm.learn.networks import SiameseNetwork
+from siammm.learn.observers import Silent
 from siammm.learn.progress import TrainingProgress
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.groups import Groups
@@ -130,13 +131,13 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
             stack.callback(training.close)
             trained = training.run()
         assert trained.mixture is not None
-        assert trained.labels is not None
+        assert trained.clusters is not None
         assert trained.groups is not None
         self.config_, self.network_, self.mixture_ = config, trained.network.eval(), trained.mixture
-        self.metrics_, self._view = training.metrics, training.clean_view
+        self.metrics_, self._view = trained.metrics, trained.clean_view
         self.n_clusters_, self.groups_ = int(trained.mixture.n_components_), trained.groups
         self.labels_ = np.full(len(source), -1, dtype=np.int64)
-        self.labels_[training.loader.sample_N.numpy()] = trained.labels
+        self.labels_[training.loader.sample_N.numpy()] = trained.clusters
         return self
 
     def fit_predict(self, X: Images, y: object = None, **kwargs: Any) -> np.ndarray:

@@ -37,14 +37,14 @@ def prepared(case: dict[str, Any], folder: Path) -> Training:
     run = None
     if processes.is_writer() and case.get("run"):
         run = RunFolder.create(folder / case["run"], config, {"fingerprint": source.fingerprint()})
-    return Training(config, source, torch.device("cpu"), run=run)
+    return Training(config, source, torch.device("cpu"), recorder=run)
 
 
 def done(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     if case.get("resume"):
         training = resumed(case_config(**case["settings"]), folder / case["resume"], case_images())
         if not processes.is_writer():
-            training.run_folder = None
+            training.recorder = None
     else:
         training = prepared(case, folder)
     if case.get("stop"):
@@ -54,8 +54,8 @@ def done(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     if case.get("finish"):
         trained = training.run()
         assert trained.mixture is not None
-        assert trained.labels is not None
-        found |= {"labels": trained.labels.tolist(), "embeddings": trained.embeddings.tolist()}
+        assert trained.clusters is not None
+        found |= {"labels": trained.clusters.tolist(), "embeddings": trained.embeddings.tolist()}
         found["n_components"] = trained.mixture.n_components_
         assert trained.groups is not None
         found["groups"] = trained.groups.label_K.tolist()

@@ -20,7 +20,8 @@ from siammm.data.view_settings import ViewSettings
 from siammm.learn import checkpoint
 from siammm.learn.checkpoint import LAST, PREVIOUS
 from siammm.learn.guard import CollapseError
-from siammm.learn.loop import Silent, Training
+from siammm.learn.loop import Training
+from siammm.learn.observers import Silent
 from tests.data.image_sets import example_images, write_folder
 from tests.learn.small_runs import (
     STEPS,
@@ -192,9 +193,9 @@ def test_equal_images_end_in_a_collapse_or_a_sane_result(settings: dict[str, Any
         assert "check that the images differ" in str(error)  # noqa: PT017 - one of two good ends
         return
     assert np.isfinite(trained.embeddings).all()
-    if trained.labels is not None:
+    if trained.clusters is not None:
         assert trained.mixture is not None
-        assert 0 <= trained.labels.min() <= trained.labels.max() < trained.mixture.n_components_
+        assert 0 <= trained.clusters.min() <= trained.clusters.max() < trained.mixture.n_components_
 
 
 def test_equal_images_without_augmentation_are_a_collapse() -> None:
@@ -217,8 +218,8 @@ def test_a_handful_of_images(n: int, settings: dict[str, Any]) -> None:
     training = prepared(small_config(n_components=None, batch_size=512, **settings), small_images(n))
     assert (training.batch_size, training.steps_per_epoch) == (n, 1)
     trained = training.run()
-    assert trained.labels is not None
-    assert trained.labels.shape == (n,)
+    assert trained.clusters is not None
+    assert trained.clusters.shape == (n,)
     assert np.isfinite(trained.embeddings).all()
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from siammm.data.sources import Source, open_source
 from siammm.learn import checkpoint
-from siammm.learn.loop import Interrupted, Listener, Trained, Training
+from siammm.learn.loop import Interrupted, Trained, Training
+from siammm.learn.observers import Listener
 from siammm.runs.folder import RunFolder
 from siammm.settings.config import TrainConfig
 from siammm.settings.presets import with_settings
@@ -71,7 +72,7 @@ def prepared(
     """A run that has not begun; it writes into ``folder``, where there is one."""
     source = images if isinstance(images, Source) else open_source(small_images() if images is None else images)
     run = None if folder is None else RunFolder.create(folder, config, {"fingerprint": source.fingerprint()})
-    return Training(config, source, CPU, run=run, listener=listener)
+    return Training(config, source, CPU, recorder=run, listener=listener)
 
 
 def resumed(config: TrainConfig, folder: Path, images: Source | np.ndarray | None = None) -> Training:
@@ -79,9 +80,7 @@ def resumed(config: TrainConfig, folder: Path, images: Source | np.ndarray | Non
     source = images if isinstance(images, Source) else open_source(small_images() if images is None else images)
     run, _, _ = RunFolder.open(folder)
     tensors, facts, _ = checkpoint.load(run.checkpoints)
-    training = Training(config, source, CPU, run=run, known_bad=dict(facts["set_aside"]))
-    training.restore(tensors, facts)
-    return training
+    return Training(config, source, CPU, recorder=run, resume_from=(tensors, facts))
 
 
 def run_through(training: Training) -> Training:
@@ -125,7 +124,7 @@ def everything(training: Training, trained: Trained | None = None) -> dict[str, 
     }
     if trained is not None:
         tensors["embeddings"] = torch.from_numpy(trained.embeddings)
-        for name in ("labels", "probability", "outlier_score"):
+        for name in ("clusters", "probability", "outlier_score"):
             if getattr(trained, name) is not None:
                 tensors[name] = torch.from_numpy(np.asarray(getattr(trained, name)))
         if trained.mixture is not None and trained.mixture.merges_ is not None:

@@ -21,11 +21,13 @@ from siammm.data.sources import open_source
 from siammm.data.view_settings import views
 from siammm.learn import checkpoint, probing
 from siammm.learn.encode import encode
-from siammm.learn.loop import Silent, Trained, Training
+from siammm.learn.loop import Trained, Training
 from siammm.learn.muon import matrices
+from siammm.learn.observers import Silent
 from siammm.learn.optim import learning_rate
 from siammm.runs import folder as run
 from siammm.runs import results
+from siammm.runs.folder import RunFolder
 from siammm.settings.presets import check_settings
 from tests.data.image_sets import WRITERS, ExampleImages, add_member, example_images
 from tests.learn.small_runs import (
@@ -501,16 +503,16 @@ def check_found(training: Training, trained: Trained) -> None:
     assert trained.embeddings.shape == (training.loader.n_images, training.config.network.embedding_dim)
     np.testing.assert_allclose(np.linalg.norm(trained.embeddings, axis=1), 1, atol=1e-5)
     if training.clustering.components is None:
-        assert trained.mixture is trained.labels is trained.probability is trained.outlier_score is None
+        assert trained.mixture is trained.clusters is trained.probability is trained.outlier_score is None
         return
     assert trained.mixture is not None
-    assert trained.labels is not None
+    assert trained.clusters is not None
     assert trained.probability is not None
     assert trained.outlier_score is not None
     k = trained.mixture.n_components_
     assert 1 <= k <= training.clustering.n_start
-    assert (trained.labels.min(), trained.labels.max()) >= (0, 0)
-    assert trained.labels.max() < k
+    assert (trained.clusters.min(), trained.clusters.max()) >= (0, 0)
+    assert trained.clusters.max() < k
     assert ((trained.probability > 0) & (trained.probability <= 1 + 1e-6)).all()
     assert ((trained.outlier_score >= 0) & (trained.outlier_score <= 1)).all()
 
@@ -732,8 +734,8 @@ def test_what_is_kept_of_views_smaller_than_images_is_for_images(tmp_path: Path)
     probe = tmp_path / "probe.npz"
     np.savez(probe, images=small_images(), labels=np.arange(len(small_images())) % 4)
     training = prepared(small_config(view_size=6, probe=str(probe)), folder=tmp_path / "run")
-    assert training.run_folder is not None
-    results.leave(training.run_folder, training, training.run())
+    assert isinstance(training.recorder, RunFolder)
+    results.leave(training.recorder, training.run())
     assert results.load_network(tmp_path / "run" / run.ENCODER)[2].size == 8
     own_set = training._probes._own_set
     assert own_set is not None

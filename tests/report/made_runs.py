@@ -110,8 +110,8 @@ def made_run(
     config = small_config(embedding_dim=d, data=str(path), backbone=backbone)
     facts = {"data_path": str(path), "fingerprint": source.fingerprint(), "n_images": n, "kind": source.kind}
     made = RunFolder.create(folder / name, config, facts)
-    made.add_metrics({"epoch": 1, "loss": 2.0, "n_clusters": k, "seconds": 1.5}, tensorboard=False)
-    made.add_metrics({"epoch": 2, "loss": math.inf, "n_clusters": k, "seconds": 1.5}, tensorboard=False)
+    made.add_metrics({"epoch": 1, "loss": 2.0, "n_clusters": k, "seconds": 1.5})
+    made.add_metrics({"epoch": 2, "loss": math.inf, "n_clusters": k, "seconds": 1.5})
     network = build_network(config, size)
     results.save_network(made.path / run.ENCODER, network, config, views(size)[0])
     mixture.save(made.path / run.MIXTURE)

@@ -28,7 +28,7 @@ def test_what_is_opened_is_what_was_created(tmp_path: Path) -> None:
 
 def test_an_earlier_run_is_replaced_only_if_asked(tmp_path: Path) -> None:
     first = RunFolder.create(tmp_path / "run", small_config(), {})
-    first.add_metrics({"epoch": 1, "loss": 2.0}, tensorboard=False)
+    first.add_metrics({"epoch": 1, "loss": 2.0})
     with pytest.raises(InputError, match="--overwrite"):
         RunFolder.create(tmp_path / "run", small_config(), {})
     assert first.metrics() == [{"epoch": 1, "loss": 2.0}]
@@ -40,7 +40,7 @@ def test_metrics_are_lines_of_json(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", small_config(), {})
     rows: list[dict[str, Any]] = [{"epoch": epoch, "loss": 1 / 3 + epoch, "n_clusters": 7} for epoch in (1, 2, 3)]
     for row in rows:
-        folder.add_metrics(row, tensorboard=False)
+        folder.add_metrics(row)
     assert folder.metrics() == rows  # to the last bit
     assert (folder.path / run.METRICS).read_text().count("\n") == 3
     folder.truncate_metrics(2)
@@ -76,9 +76,9 @@ def test_a_damaged_config_is_named(text: str, tmp_path: Path) -> None:
 
 def test_tensorboard_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    folder = RunFolder.create(tmp_path / "run", small_config(), {})
+    folder = RunFolder.create(tmp_path / "run", small_config(tensorboard=True), {})
     for epoch in (1, 2):
-        folder.add_metrics({"epoch": epoch, "loss": 1.0}, tensorboard=True)
+        folder.add_metrics({"epoch": epoch, "loss": 1.0})
     folder.close()
     assert sorted(path.name for path in folder.path.iterdir()) == [run.CONFIG, run.METRICS]
 
@@ -101,10 +101,12 @@ def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.Monke
     module = types.ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = Writer  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    folder = RunFolder.create(tmp_path / "run", small_config(), {})
-    folder.add_metrics({"epoch": 1, "loss": 2.0, "n_clusters": 5}, tensorboard=True)
-    folder.add_metrics({"epoch": 2, "loss": 1.0}, tensorboard=False)
-    folder.add_metrics({"epoch": 3, "loss": 0.5}, tensorboard=True)
+    folder = RunFolder.create(tmp_path / "run", small_config(tensorboard=True), {})
+    folder.add_metrics({"epoch": 1, "loss": 2.0, "n_clusters": 5})
+    folder.tensorboard = False
+    folder.add_metrics({"epoch": 2, "loss": 1.0})
+    folder.tensorboard = True
+    folder.add_metrics({"epoch": 3, "loss": 0.5})
     folder.close()
     folder.close()
     assert written == [

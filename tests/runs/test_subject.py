@@ -28,8 +28,8 @@ from tests.learn.small_runs import prepared, small_config, small_images
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "run"
     training = prepared(small_config(epochs=1), folder=folder)
-    assert training.run_folder is not None
-    leave(training.run_folder, training, training.run())
+    assert isinstance(training.recorder, RunFolder)
+    leave(training.recorder, training.run())
     return folder
 
 

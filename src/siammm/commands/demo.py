@@ -42,9 +42,9 @@ def demo(config: DemoConfig) -> None:
         trained = training.run()
     seconds = time.perf_counter() - start
     assert trained.mixture is not None
-    assert trained.labels is not None
-    clusters = trained.labels
-    counts = [training.clustering.n_start, *(row["n_clusters"] for row in training.metrics if "n_clusters" in row)]
+    assert trained.clusters is not None
+    clusters = trained.clusters
+    counts = [training.clustering.n_start, *(row["n_clusters"] for row in trained.metrics if "n_clusters" in row)]
     console.print(
         f"[bold green]It finds {trained.mixture.n_components_} clusters[/] in {seconds:.0f} s, "
         f"merging down from {counts[0]}:\n"

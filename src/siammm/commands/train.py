@@ -8,10 +8,7 @@ import os
 import re
 import shlex
 import signal
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -23,13 +20,13 @@ import siammm
 from siammm.commands.cluster import cluster_table, in_groups, score_table
 from siammm.core import processes
 from siammm.core.errors import InputError, Stopped
-from siammm.core.folders import check_new_folder
 from siammm.core.processes import Context
+from siammm.core.signals import StopSignals
 from siammm.core.text import shown
 from siammm.data.decode import BadImage
 from siammm.data.sources import Source, open_source
 from siammm.learn import checkpoint
-from siammm.learn.loop import Interrupted, Listener, Silent, Trained, Training
+from siammm.learn.loop import Interrupted, Trained, Training
 from siammm.learn.networks import CONV_SMALL
 from siammm.learn.progress import TrainingProgress, described
 from siammm.metrics.clustering import clustering_scores
@@ -70,10 +67,8 @@ def _start(config: TrainConfig, context: Context, console: Console) -> None:
         config = with_settings(config, image_cache=_cache_beside(str(config.data), config.run.image_cache))
     source = _source(config, str(config.data))
     output = config.output or Path(f"{_plain_name(source)}-run")
-    if context.rank == 0:
-        check_new_folder(output, overwrite=config.overwrite, ours=run.NAMES)
-    # Made when all else is known to be well: a wrong setting must not cost an earlier run, nor leave half of a new one.
-    _run(config, source, lambda: RunFolder.create(output, config, _facts(config, source)), context, console)
+    folder = RunFolder.planned(output, config, _facts(config, source)) if context.rank == 0 else None
+    _run(config, source, folder, context, console)
 
 
 def _resume(config: TrainConfig, context: Context, console: Console) -> None:
@@ -86,55 +81,58 @@ def _resume(config: TrainConfig, context: Context, console: Console) -> None:
         raise InputError(
             f"{where} does not hold the images that {config.resume} was trained on; give the same ones, or start anew."
         )
-    state = checkpoint.load(folder.checkpoints)
+    tensors, state, _ = checkpoint.load(folder.checkpoints)
     config = dataclasses.replace(config, data=stored.data, resume=None)
-    _run(config, source, lambda: folder, context, console, state=state)
+    folder.tensorboard = config.run.tensorboard
+    _run(config, source, folder if context.rank == 0 else None, context, console, resume_from=(tensors, state))
 
 
 def _run(
     config: TrainConfig,
     source: Source,
-    opened: Callable[[], RunFolder],
+    folder: RunFolder | None,
     context: Context,
     console: Console,
     *,
-    state: tuple[dict[str, torch.Tensor], dict[str, Any], Path] | None = None,
+    resume_from: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
 ) -> None:
+    """Train, and write what the run leaves: the first process alone has a folder."""
     if context.rank == 0:
         announce(config, source, context, console)
-    known_bad = None if state is None else dict(state[1]["set_aside"])
+    stop = StopSignals()
     with contextlib.ExitStack() as stack:
-        progress: Listener = stack.enter_context(TrainingProgress()) if context.rank == 0 else Silent()
-        training = Training(config, source, context.device, listener=progress, known_bad=known_bad)
-        stack.callback(training.close)
-        folder = training.run_folder = opened() if context.rank == 0 else None
         if folder is not None:
             stack.callback(folder.close)
-        if state is not None:
-            training.restore(state[0], state[1])
-        if folder is not None and len(training.loader.set_aside):
-            training.loader.set_aside.write(folder.path)
-        stop = stack.enter_context(_signals())
-        training.stop_requested = lambda: stop[0] != 0
+        training = Training(
+            config,
+            source,
+            context.device,
+            recorder=folder,
+            listener=stack.enter_context(TrainingProgress()) if context.rank == 0 else None,
+            stop_requested=stop.requested,
+            resume_from=resume_from,
+        )
+        stack.callback(training.close)
+        stack.enter_context(stop)
         try:
             trained = training.run()
         except Interrupted as interrupted:
             if not interrupted.began:
-                raise Stopped("stopped before the first update.", stop[0] or signal.SIGTERM) from None
+                raise Stopped("stopped before the first update.", stop.number or signal.SIGTERM) from None
             where = "" if folder is None else shlex.quote(str(folder.path))
             message = (
                 f"stopped in epoch {training.epoch + 1} of {config.optimisation.epochs}, and saved; go on with: "
                 f"siammm train --resume {where}"
             )
             # One process speaks for all.
-            raise Stopped(message if folder is not None else "", stop[0] or signal.SIGTERM) from None
+            raise Stopped(message if folder is not None else "", stop.number or signal.SIGTERM) from None
         except torch.OutOfMemoryError as error:
             raise InputError(
                 "The GPU has not enough memory for this; lower --batch-size, raise --accumulate, or use --loader "
                 "streaming."
             ) from error
     if folder is not None:
-        results.leave(folder, training, trained)
+        results.leave(folder, trained)
         show(training, trained, folder.path, console)
 
 
@@ -185,25 +183,21 @@ def show(training: Training, trained: Trained, output: Path, console: Console) -
     aside = len(training.loader.set_aside)
     if aside:
         console.print(f"{aside:,} images could not be read: {escape(str(output / run.SET_ASIDE))}", style="yellow")
-    console.print(f"Trained in {_duration(training.seconds)}. {described(training.metrics[-1])}")
-    if trained.mixture is not None and trained.labels is not None:
-        labels = training.loader.labels
-        sizes = np.bincount(trained.labels, minlength=trained.mixture.n_components_)
+    console.print(f"Trained in {_duration(training.seconds)}. {described(trained.metrics[-1])}")
+    if trained.mixture is not None and trained.clusters is not None:
+        sizes = np.bincount(trained.clusters, minlength=trained.mixture.n_components_)
         console.print(
             f"[bold green]{trained.mixture.n_components_:,} clusters[/]{in_groups(trained.groups)} of "
-            f"{training.loader.n_images:,} images, from {training.clustering.n_start:,} at the start.\n"
+            f"{len(trained.ids):,} images, from {training.clustering.n_start:,} at the start.\n"
         )
-        named = labels
-        names = training.loader.source.label_names
-        if labels is not None and names is not None:
-            named = np.array(names, dtype=object)[labels]
+        labels = None if trained.label_values is None else np.array(trained.label_values, dtype=object)
         concentration = torch.as_tensor(trained.mixture.concentrations_).double().cpu().numpy()
-        console.print(cluster_table(sizes, concentration, "concentration", trained.labels, named))
+        console.print(cluster_table(sizes, concentration, "concentration", trained.clusters, labels))
         if labels is not None:
             groups = trained.groups
-            coarse = None if groups is None or not groups.is_coarser else groups.label_K[trained.labels]
+            coarse = None if groups is None or not groups.is_coarser else groups.label_K[trained.clusters]
             of_groups = None if coarse is None else clustering_scores(labels, coarse)
-            console.print(score_table(clustering_scores(labels, trained.labels), of_groups))
+            console.print(score_table(clustering_scores(labels, trained.clusters), of_groups))
     seen = "" if trained.mixture is None else f" See it: [bold cyan]siammm report {escape(shlex.quote(str(output)))}[/]"
     console.print(f"Everything is in [bold]{escape(str(output))}[/].{seen}", soft_wrap=True)
 
@@ -276,27 +270,6 @@ def _continued(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
             )
         changed[name] = given
     return with_settings(stored, **(changed | {"resume": config.resume}))
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM ask for a stop after the present step; a second Ctrl-C stops at once."""
-    asked = [0]
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may listen
-        yield asked
-        return
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked[0] and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        asked[0] = number
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _duration(seconds: float) -> str:

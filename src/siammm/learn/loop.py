@@ -11,9 +11,9 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from siammm.core.errors import InputError, ZeroRowWarning
 from siammm.data import randomness
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source
-from siammm.data.view_settings import views
+from siammm.data.view_settings import ViewSettings, views
 from siammm.learn import build, checkpoint, guard
 from siammm.learn.bank import Bank, shard
 from siammm.learn.batchnorm import synchronised
@@ -32,6 +32,7 @@ from siammm.learn.clustering import Clustering
 from siammm.learn.encode import encode
 from siammm.learn.guard import CollapseError, Health
 from siammm.learn.networks import SiameseNetwork
+from siammm.learn.observers import Listener, Recorder, Silent
 from siammm.learn.optim import build_optimiser, learning_rate
 from siammm.learn.probing import Probes
 from siammm.learn.step import Step
@@ -41,7 +42,6 @@ from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.groups import Groups
 from siammm.mixture.groups import found as find_groups
 from siammm.mixture.samples import Samples
-from siammm.runs.folder import RunFolder
 from siammm.settings.config import TrainConfig, uses_mixture
 
 # On a GPU the host looks at the losses this often; on a CPU, after every step.
@@ -56,43 +56,32 @@ class Interrupted(Exception):  # noqa: N818 - a wish, not an error
         self.began = began
 
 
-class Listener(Protocol):
-    """Who is told how it goes; see ``progress.py``."""
-
-    def reading(self, done: int, total: int) -> None:
-        """So many images were read."""
-
-    def began(self, training: Training) -> None:
-        """Training starts or goes on."""
-
-    def stepped(self, epoch: int, step: int, steps: int) -> None:
-        """One update is done."""
-
-    def finished_epoch(self, row: dict[str, Any]) -> None:
-        """An epoch is over, and this was measured."""
-
-
-class Silent:
-    """Tells nobody."""
-
-    def reading(self, done: int, total: int) -> None: ...  # noqa: D102
-    def began(self, training: Training) -> None: ...  # noqa: D102
-    def stepped(self, epoch: int, step: int, steps: int) -> None: ...  # noqa: D102
-    def finished_epoch(self, row: dict[str, Any]) -> None: ...  # noqa: D102
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a run finds: the networks, the mixture (None without clusters) and the embeddings of all images."""
+    """Everything that a run leaves. What describes clusters is None for a run without them."""
 
     network: SiameseNetwork
-    mixture: VonMisesFisherMixture | None
+    config: TrainConfig
+    clean_view: ViewSettings
+    """How an image is read without augmentation."""
+    ids: list[str]
+    """The images, in the order of all rows below."""
+    label_values: Sequence[Any] | None
+    """Their labels, by name where the labels have names; None if the images have no labels."""
     embeddings: np.ndarray
-    labels: np.ndarray | None
-    probability: np.ndarray | None
-    outlier_score: np.ndarray | None
+    """Embeddings of the images without augmentation, of unit length."""
+    mixture: VonMisesFisherMixture | None = None
+    clusters: np.ndarray | None = None
+    """The cluster of each image."""
+    probability: np.ndarray | None = None
+    """Its share in that cluster."""
+    outlier_score: np.ndarray | None = None
     groups: Groups | None = None
     """Which clusters belong together."""
+    merge_nodes: list[int] | None = None
+    """The node of each cluster in the tree of merges."""
+    metrics: list[dict[str, Any]]
+    """What was measured, one row per epoch."""
 
 
 class Training:
@@ -104,12 +93,14 @@ class Training:
         source: Source,
         device: torch.device,
         *,
-        run: RunFolder | None = None,
+        recorder: Recorder | None = None,
         listener: Listener | None = None,
-        known_bad: dict[str, str] | None = None,
+        stop_requested: Callable[[], bool] = lambda: False,
+        resume_from: tuple[dict[str, Tensor], dict[str, Any]] | None = None,
     ) -> None:
-        self.config, self.device, self.run_folder = config, device, run
+        self.config, self.device, self.recorder = config, device, recorder
         self.listener: Listener = listener or Silent()
+        self.stop_requested = stop_requested
         self.clean_view = views(build.image_size(config, source), config.views.augmentation)[0]
         """How an image is read without augmentation."""
         self.views = build.training_views(config, self.clean_view.size)
@@ -129,7 +120,7 @@ class Training:
             image_size=self.clean_view.size,
             workers=config.reading.workers,
             limit=config.reading.max_bad_images,
-            known_bad=known_bad,
+            known_bad=None if resume_from is None else dict(resume_from[1]["set_aside"]),
             image_cache=config.run.image_cache,
             progress=self.listener.reading,
         )
@@ -180,10 +171,13 @@ class Training:
         self.seconds = 0.0
         self.log_likelihood = math.nan
         self.metrics: list[dict[str, Any]] = []
-        self.stop_requested: Callable[[], bool] = lambda: False
         self._saved_at = time.monotonic()
         self._clustered: tuple[int, Samples] | None = None
         self._probes = Probes(config, self.loader, self.clean_view, device)
+        if resume_from is not None:
+            self.restore(*resume_from)
+        if self.recorder is not None:
+            self.recorder.begin(self.loader.set_aside)
 
     # -- Algorithm 1 --------------------------------------------------------------------------------------------------
 
@@ -279,8 +273,8 @@ class Training:
             row |= self.probe()
         self.metrics.append(row)
         problem = guard.diagnose(health, self.loader.n_images)
-        if self.run_folder is not None:
-            self.run_folder.add_metrics(row, tensorboard=self.config.run.tensorboard)
+        if self.recorder is not None:
+            self.recorder.add_metrics(row)
         self.listener.finished_epoch(row)
         if problem is not None:
             raise CollapseError(problem)
@@ -293,16 +287,30 @@ class Training:
     def finish(self) -> Trained:
         """Settle the mixture on the embeddings of the images as they are, without augmentation."""
         embedding_ND = self._clean_embeddings()
-        mixture, labels, probability, outlier, groups = None, None, None, None, None
-        if self.clustering.components is not None:
-            mixture = self.clustering.finish(self._joined(embedding_ND), embedding_ND)
-            share = mixture.predict_proba(embedding_ND.cpu().numpy()).max(axis=1).toarray().ravel()
-            density_N = torch.as_tensor(mixture.score_samples(embedding_ND))
-            labels = self._of_all(torch.as_tensor(mixture.labels_).to(self.device))
-            probability = self._of_all(torch.from_numpy(np.asarray(share, dtype=np.float32)).to(self.device))
-            outlier = outlier_score(self._of_all(density_N.to(self.device)))
-            groups = self._grouped(mixture, embedding_ND)
-        return Trained(self.network, mixture, self._of_all(embedding_ND), labels, probability, outlier, groups)
+        labels, names = self.loader.labels, self.loader.source.label_names
+        trained = Trained(
+            network=self.network,
+            config=self.config,
+            clean_view=self.clean_view,
+            ids=self.loader.identifiers(),
+            label_values=labels if labels is None or names is None else [names[code] for code in labels],
+            embeddings=self._of_all(embedding_ND),
+            metrics=self.metrics,
+        )
+        if self.clustering.components is None:
+            return trained
+        mixture = self.clustering.finish(self._joined(embedding_ND), embedding_ND)
+        share = mixture.predict_proba(embedding_ND.cpu().numpy()).max(axis=1).toarray().ravel()
+        density_N = torch.as_tensor(mixture.score_samples(embedding_ND))
+        return replace(
+            trained,
+            mixture=mixture,
+            clusters=self._of_all(torch.as_tensor(mixture.labels_).to(self.device)),
+            probability=self._of_all(torch.from_numpy(np.asarray(share, dtype=np.float32)).to(self.device)),
+            outlier_score=outlier_score(self._of_all(density_N.to(self.device))),
+            groups=self._grouped(mixture, embedding_ND),
+            merge_nodes=self.clustering.history.as_tensors()["node"].tolist(),
+        )
 
     def _grouped(self, mixture: VonMisesFisherMixture, embedding_ND: Tensor) -> Groups:
         """Which clusters belong together, by the images of all ranks; only of clusters that are apart by our test."""
@@ -403,7 +411,7 @@ class Training:
         return found | {"probe_seconds": time.monotonic() - started}
 
     def _due(self) -> bool:
-        return self.run_folder is not None and time.monotonic() - self._saved_at > 60 * self.config.run.save_every
+        return self.recorder is not None and time.monotonic() - self._saved_at > 60 * self.config.run.save_every
 
     def _agreed(self, wish: bool) -> bool:
         """Whether any rank wishes it: all must do it together."""
@@ -421,7 +429,7 @@ class Training:
             )
         # Every rank takes part: the bank is in shards.
         views = [ranks.all_gather_rows(view[:-1], self.device) for view in self.bank.view_2ND]
-        if self.run_folder is None or not processes.is_writer():
+        if self.recorder is None or not processes.is_writer():
             return
         tensors = {
             **checkpoint.with_prefix("network", self.network.state_dict()),
@@ -440,7 +448,7 @@ class Training:
             "log_likelihood": self.log_likelihood,
             "set_aside": self.loader.set_aside.reasons,
         }
-        checkpoint.save(self.run_folder.checkpoints, tensors, facts)
+        self.recorder.save_checkpoint(tensors, facts)
 
     def _clustering_tensors(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
@@ -471,9 +479,8 @@ class Training:
         torch.set_rng_state(tensors["random"])
         self.epoch, self.step_in_epoch = int(facts["epoch"]), int(facts["step_in_epoch"])
         self.seconds, self.log_likelihood = float(facts["seconds"]), float(facts["log_likelihood"])
-        if self.run_folder is not None and processes.is_writer():
-            self.run_folder.truncate_metrics(self.epoch)
-            self.metrics = self.run_folder.metrics()
+        if self.recorder is not None and processes.is_writer():
+            self.metrics = self.recorder.truncate_metrics(self.epoch)
 
 
 @contextlib.contextmanager

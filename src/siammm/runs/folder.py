@@ -10,7 +10,6 @@ encoder.safetensors   the networks
 assignments.parquet   the cluster of every image
 embeddings.npy        what was clustered: float16, of unit length, one row for each of assignments.parquet
 merges.json           the tree of merges, the node of each cluster in it, and K after each epoch
-losses.svg, clusters.svg
 """
 
 from __future__ import annotations
@@ -18,11 +17,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from siammm.core.errors import InputError, StoredFileError
 from siammm.core.folders import check_new_folder
+from siammm.data.decode import SetAside
+from siammm.learn import checkpoint
 from siammm.settings.config import TrainConfig
 from siammm.settings.presets import as_plain, from_plain
 
@@ -34,36 +38,46 @@ MIXTURE, ENCODER, ASSIGNMENTS, MERGES = (
     "merges.json",
 )
 EMBEDDINGS = "embeddings.npy"
-SET_ASIDE, TENSORBOARD, LOSSES, CLUSTERS = "set_aside.json", "tensorboard", "losses.svg", "clusters.svg"
+SET_ASIDE, TENSORBOARD = "set_aside.json", "tensorboard"
 NAMES = frozenset(
-    {
-        CONFIG,
-        METRICS,
-        CHECKPOINTS,
-        MIXTURE,
-        ENCODER,
-        ASSIGNMENTS,
-        EMBEDDINGS,
-        MERGES,
-        SET_ASIDE,
-        TENSORBOARD,
-        LOSSES,
-        CLUSTERS,
-    }
+    {CONFIG, METRICS, CHECKPOINTS, MIXTURE, ENCODER, ASSIGNMENTS, EMBEDDINGS, MERGES, SET_ASIDE, TENSORBOARD}
+    | {"losses.svg", "clusters.svg"}  # of earlier versions
 )
 
 
 class RunFolder:
-    """The files of one run; only the process that writes has one."""
+    """The files of one run, written by the first process: a ``Recorder`` of ``learn.observers``."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, tensorboard: bool = True) -> None:
+        self.path, self.tensorboard = path, tensorboard
         self._board: Any = None
+        self._new: tuple[TrainConfig, dict[str, Any]] | None = None
+
+    @classmethod
+    def planned(cls, path: Path, config: TrainConfig, facts: dict[str, Any]) -> RunFolder:
+        """A new run, whose folder is made when training begins: a wrong setting must not cost an earlier run."""
+        check_new_folder(path, overwrite=config.overwrite, ours=NAMES)
+        folder = cls(path, tensorboard=config.run.tensorboard)
+        folder._new = (config, facts)
+        return folder
 
     @classmethod
     def create(cls, path: Path, config: TrainConfig, facts: dict[str, Any]) -> RunFolder:
         """A new run: its folder with its settings. An earlier run is replaced only if the settings say so."""
-        check_new_folder(path, overwrite=config.overwrite, ours=NAMES)
+        folder = cls.planned(path, config, facts)
+        folder._make()
+        return folder
+
+    def begin(self, set_aside: SetAside) -> None:
+        """Make the folder of a new run, and list the images that could not be read."""
+        self._make()
+        if len(set_aside):
+            set_aside.write(self.path)
+
+    def _make(self) -> None:
+        if self._new is None:
+            return
+        (config, facts), self._new, path = self._new, None, self.path
         try:
             # The folder itself stays: it may be a link, or a volume that cannot be removed.
             for name in NAMES if path.exists() else ():
@@ -76,7 +90,6 @@ class RunFolder:
             write_whole(path / CONFIG, json.dumps({"settings": as_plain(config), **facts}, indent=2) + "\n")
         except OSError as error:
             raise unwritable(path, error) from error
-        return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunFolder, TrainConfig, dict[str, Any]]:
@@ -111,16 +124,21 @@ class RunFolder:
                 break
         return rows
 
-    def truncate_metrics(self, epochs: int) -> None:
-        """Forget measurements after so many epochs: the run goes on from there."""
+    def truncate_metrics(self, epochs: int) -> list[dict[str, Any]]:
+        """Forget the metrics after so many epochs, from where the run continues; the rows that are left."""
         rows = [row for row in self.metrics() if row["epoch"] <= epochs]
         try:
             write_whole(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
         except OSError as error:
             raise unwritable(self.path, error) from error
+        return rows
 
-    def add_metrics(self, row: dict[str, Any], *, tensorboard: bool) -> None:
-        """Add an epoch's measurements."""
+    def save_checkpoint(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Keep what the run can be resumed from."""
+        checkpoint.save(self.checkpoints, tensors, facts)
+
+    def add_metrics(self, row: dict[str, Any]) -> None:
+        """Add the metrics of an epoch."""
         try:
             with (self.path / METRICS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
@@ -128,7 +146,7 @@ class RunFolder:
                 os.fsync(file.fileno())
         except OSError as error:
             raise unwritable(self.path, error) from error
-        board = self._tensorboard(row["epoch"]) if tensorboard else None
+        board = self._tensorboard(row["epoch"]) if self.tensorboard else None
         if board is not None:
             for name, value in row.items():
                 if name != "epoch" and isinstance(value, (int, float)):

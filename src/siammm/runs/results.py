@@ -17,9 +17,8 @@ from torch import Tensor
 
 from siammm.core.errors import StoredFileError
 from siammm.data.view_settings import ViewSettings, views
-from siammm.learn import plots
 from siammm.learn.build import build_network
-from siammm.learn.loop import Trained, Training
+from siammm.learn.loop import Trained
 from siammm.learn.networks import SiameseNetwork
 from siammm.mixture.storage import make_readable
 from siammm.runs import folder as run
@@ -30,21 +29,20 @@ from siammm.settings.presets import as_plain, from_plain
 _FORMAT = 1
 
 
-def leave(folder: RunFolder, training: Training, trained: Trained) -> None:
+def leave(folder: RunFolder, trained: Trained) -> None:
     """Write everything but the checkpoints and the metrics, which are there already."""
     try:
-        _leave(folder, training, trained)
+        _leave(folder, trained)
     except (OSError, SafetensorError) as error:
         raise run.unwritable(folder.path, error) from error
 
 
-def _leave(folder: RunFolder, training: Training, trained: Trained) -> None:
-    save_network(folder.path / run.ENCODER, trained.network, training.config, training.clean_view)
-    write_whole(folder.path / run.LOSSES, plots.losses(training.metrics))
+def _leave(folder: RunFolder, trained: Trained) -> None:
+    save_network(folder.path / run.ENCODER, trained.network, trained.config, trained.clean_view)
     if trained.mixture is not None:
         trained.mixture.save(folder.path / run.MIXTURE)
         _write_array(folder.path / run.EMBEDDINGS, trained.embeddings.astype(np.float16))
-        _write_table(folder.path / run.ASSIGNMENTS, assignments(training, trained))
+        _write_table(folder.path / run.ASSIGNMENTS, assignments(trained))
         merges = trained.mixture.merges_
         assert merges is not None, "training keeps the history of its merges, also where there are none"
         text = json.dumps(
@@ -53,29 +51,27 @@ def _leave(folder: RunFolder, training: Training, trained: Trained) -> None:
                 "n_merges": merges.n_merges,
                 "n_components": merges.n_components,
                 "groups": trained.groups.label_K.tolist() if trained.groups is not None else None,
-                "nodes": training.clustering.history.as_tensors()["node"].tolist(),
+                "nodes": trained.merge_nodes,
                 "n_clusters_by_epoch": [
-                    [row["epoch"], row["n_clusters"]] for row in training.metrics if "n_clusters" in row
+                    [row["epoch"], row["n_clusters"]] for row in trained.metrics if "n_clusters" in row
                 ],
             }
         )
         write_whole(folder.path / run.MERGES, text + "\n")
-        write_whole(folder.path / run.CLUSTERS, plots.clusters(training.metrics))
 
 
-def assignments(training: Training, trained: Trained) -> pa.Table:
+def assignments(trained: Trained) -> pa.Table:
     """One row an image: what it is called, its cluster and group, how surely, how unusual it is, and its label."""
     assert trained.groups is not None, "a mixture has groups, if only of one cluster each"
     columns: dict[str, Any] = {
-        "id": pa.array(training.loader.identifiers()),
-        "cluster": pa.array(trained.labels, type=pa.int32()),
-        "group": pa.array(trained.groups.label_K[trained.labels], type=pa.int32()),
+        "id": pa.array(trained.ids),
+        "cluster": pa.array(trained.clusters, type=pa.int32()),
+        "group": pa.array(trained.groups.label_K[trained.clusters], type=pa.int32()),
         "probability": pa.array(trained.probability),
         "outlier_score": pa.array(trained.outlier_score),
     }
-    labels, names = training.loader.labels, training.loader.source.label_names
-    if labels is not None:
-        columns["label"] = pa.array(labels if names is None else [names[code] for code in labels])
+    if trained.label_values is not None:
+        columns["label"] = pa.array(trained.label_values)
     return pa.table(columns)
 
 
