@@ -31,7 +31,7 @@ from siammm import VonMisesFisherMixture
 from siammm.audit.suspects import Audit, audit, plant_errors
 from siammm.metrics.knn import knn_accuracy
 from siammm.metrics.linear import out_of_fold_probabilities
-from siammm.settings.config import default_n_components
+from siammm.mixture.seeding import default_n_components
 
 PEERS = ("self-confidence", "normalised margin", "confident learning")
 

@@ -35,7 +35,8 @@ from siammm.learn.loop import Trained, Training
 from siammm.learn.observers import Silent
 from siammm.mixture import em, merge
 from siammm.mixture.components import VonMisesFisherComponents
-from siammm.settings.presets import PRESETS, with_settings
+from siammm.settings.fields import with_settings
+from siammm.settings.presets import PRESETS
 from sweep import Sweep, fresh_question, tell
 
 # What is timed by itself; within one of these no other is counted.

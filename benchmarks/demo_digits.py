@@ -23,7 +23,8 @@ from siammm.learn.encode import encode
 from siammm.learn.loop import Training
 from siammm.metrics.clustering import clustering_scores
 from siammm.metrics.knn import knn_accuracy
-from siammm.settings.presets import PRESETS, with_settings
+from siammm.settings.fields import with_settings
+from siammm.settings.presets import PRESETS
 
 HEADER = ["seed", "what", "K at the start", "K", "AMI", "majority", "Hungarian", "kNN (k = 20)", "seconds"]
 

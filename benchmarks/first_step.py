@@ -91,7 +91,8 @@ def _run(data: Path, preset: Any, epochs: int, pairs: list[str]) -> dict[str, An
     from siammm.data.sources import open_source
     from siammm.learn.loop import Training
     from siammm.learn.observers import Silent
-    from siammm.settings.presets import PRESETS, with_settings
+    from siammm.settings.fields import with_settings
+    from siammm.settings.presets import PRESETS
     from train_cifar import given
 
     images = np.load(data / "train.npz")["images"]

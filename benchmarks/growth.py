@@ -21,7 +21,8 @@ import torch
 import record
 from siammm.bench import clock
 from siammm.bench.mixture import ClusteringLoad
-from siammm.settings.presets import PRESETS, with_settings
+from siammm.settings.fields import with_settings
+from siammm.settings.presets import PRESETS
 from sweep import fresh, fresh_question
 
 LETTERS: tuple[str, ...] = ("n", "k", "h", "d")

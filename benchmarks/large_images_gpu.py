@@ -35,8 +35,9 @@ from siammm.core.precision import network_precision
 from siammm.data import augment
 from siammm.learn.build import build_network
 from siammm.learn.optim import build_optimiser
-from siammm.settings.config import TrainConfig
-from siammm.settings.presets import PRESETS, with_settings
+from siammm.settings.fields import with_settings
+from siammm.settings.presets import PRESETS
+from siammm.settings.training import TrainConfig
 from sweep import Sweep, fresh_question, tell
 
 N_IMAGES, EPOCHS = 1_281_167, 200

@@ -19,7 +19,8 @@ import torch
 import record
 from siammm.data.sources import open_source
 from siammm.learn.loop import Training
-from siammm.settings.presets import PRESETS, with_settings
+from siammm.settings.fields import with_settings
+from siammm.settings.presets import PRESETS
 from sweep import fresh_question
 from train_cifar import given
 

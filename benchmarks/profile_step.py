@@ -32,8 +32,9 @@ import step_variants
 from siammm.bench import clock
 from siammm.bench.workload import Workload, image_size
 from siammm.learn.build import build_network
-from siammm.settings.config import TrainConfig
-from siammm.settings.presets import PRESETS, with_settings
+from siammm.settings.fields import with_settings
+from siammm.settings.presets import PRESETS
+from siammm.settings.training import TrainConfig
 from sweep import fresh, fresh_question
 
 # The first that matches the name of a kernel or operation. Ours are told by their exact names.

@@ -34,7 +34,8 @@ from siammm.bench import clock, images
 from siammm.bench.workload import Workload, flops_per_image
 from siammm.core.precision import network_precision
 from siammm.learn.networks import build_backbone
-from siammm.settings.presets import PRESETS, with_settings
+from siammm.settings.fields import with_settings
+from siammm.settings.presets import PRESETS
 from sweep import Sweep, fresh_question, tell
 
 N_COMPONENTS = 4000

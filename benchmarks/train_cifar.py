@@ -33,9 +33,11 @@ from siammm.metrics.knn import knn_accuracy
 from siammm.metrics.linear import linear_accuracy
 from siammm.runs import folder as run
 from siammm.runs.results import save_network
-from siammm.settings.config import MethodName
+from siammm.settings.checks import check_settings
+from siammm.settings.fields import with_settings
 from siammm.settings.methods import METHODS, with_method
-from siammm.settings.presets import PRESETS, check_settings, with_settings
+from siammm.settings.presets import PRESETS
+from siammm.settings.training import MethodName
 
 _COSINE: dict[str, Any] = {"instance_loss": "cosine", "contrastive_temperature_end": None}
 # Each a method, and what it changes of it. ProPos is told the number of classes; nothing else is.

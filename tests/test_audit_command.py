@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from siammm.cli import main, parse
-from siammm.settings.config import AuditConfig
+from siammm.settings.commands import AuditConfig
 from tests.data.image_sets import example_images, write_folder
 
 N, K, D = 120, 4, 8

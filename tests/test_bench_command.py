@@ -14,7 +14,7 @@ import torch
 
 from siammm.cli import main, parse
 from siammm.commands.bench import REFERENCE, number
-from siammm.settings.config import BenchConfig
+from siammm.settings.commands import BenchConfig
 
 # A new flag is a choice: people's scripts hold on to every one of these.
 FLAGS = [

@@ -20,8 +20,10 @@ from benchmarks import merge_families
 
 import siammm
 from siammm.cli import main, parse
-from siammm.settings.config import ClusterConfig, DemoConfig, default_n_components
-from siammm.settings.presets import PRESETS, with_settings
+from siammm.mixture.seeding import default_n_components
+from siammm.settings.commands import ClusterConfig, DemoConfig
+from siammm.settings.fields import with_settings
+from siammm.settings.presets import PRESETS
 
 N, K, D = 240, 4, 16
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from siammm.cli import parse
-from siammm.settings.config import TrainConfig
-from siammm.settings.presets import PRESETS, check_settings, setting_homes
+from siammm.settings.checks import check_settings
+from siammm.settings.fields import setting_homes
+from siammm.settings.presets import PRESETS
+from siammm.settings.training import TrainConfig
 
 ROOT = Path(__file__).parents[1]
 EQUATIONS, MATHS = ROOT / "docs" / "equations.md", ROOT / "docs" / "maths.md"

@@ -17,7 +17,7 @@ import torch
 
 from siammm import SiamMM
 from siammm.cli import main, parse
-from siammm.settings.config import EmbedConfig
+from siammm.settings.commands import EmbedConfig
 from tests.export.runs import N_IMAGES, trained_run, write_images
 
 FLAGS = [

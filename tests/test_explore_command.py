@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from siammm.cli import main, parse
-from siammm.settings.config import ExploreConfig
+from siammm.settings.commands import ExploreConfig
 from tests.report.made_runs import made_run
 
 # A new flag is a choice: people's scripts hold on to every one of these.

@@ -14,7 +14,7 @@ from siammm.cli import main, parse
 from siammm.report import thumbnails
 from siammm.report.browser import open_page
 from siammm.report.gather import gather
-from siammm.settings.config import ReportConfig
+from siammm.settings.commands import ReportConfig
 from tests.data.image_sets import write_npz
 from tests.report.made_runs import made_run, small_set, trained_run
 

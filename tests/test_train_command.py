@@ -23,8 +23,9 @@ import siammm
 from siammm.cli import main, parse
 from siammm.learn.progress import TrainingProgress
 from siammm.runs import results
-from siammm.settings.config import TrainConfig
-from siammm.settings.presets import PRESETS, setting_homes
+from siammm.settings.fields import setting_homes
+from siammm.settings.presets import PRESETS
+from siammm.settings.training import TrainConfig
 from tests.data.image_sets import example_images, write_folder, write_npz
 from tests.learn.small_runs import TIMINGS
 

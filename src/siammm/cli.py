@@ -21,7 +21,7 @@ import tyro
 
 from siammm import __version__
 from siammm.core.errors import SiamMMError, Stopped
-from siammm.settings.config import (
+from siammm.settings.commands import (
     AuditConfig,
     BenchConfig,
     ClusterConfig,
@@ -32,10 +32,10 @@ from siammm.settings.config import (
     ExploreConfig,
     ExportConfig,
     ReportConfig,
-    TrainConfig,
 )
 from siammm.settings.methods import METHODS, with_method
 from siammm.settings.presets import PRESETS
+from siammm.settings.training import TrainConfig
 
 _Config = (
     DemoConfig

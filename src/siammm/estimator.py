@@ -26,8 +26,11 @@ from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.groups import Groups
 from siammm.runs import folder as run
 from siammm.runs import results
-from siammm.settings.config import PresetName, TrainConfig
-from siammm.settings.presets import PRESETS, check_settings, differing_settings, with_settings
+from siammm.settings.checks import check_settings
+from siammm.settings.fields import with_settings
+from siammm.settings.methods import differing_settings
+from siammm.settings.presets import PRESETS
+from siammm.settings.training import PresetName, TrainConfig
 
 Images = Any
 """An array of uint8 images (N, H, W, 3), a path, or a source: whatever ``siammm train`` takes."""

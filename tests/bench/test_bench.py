@@ -17,8 +17,9 @@ from siammm.bench.mixture import ClusteringLoad
 from siammm.bench.workload import Workload, flops_per_image
 from siammm.core.errors import InputError
 from siammm.learn.loop import Training
-from siammm.settings.config import TrainConfig
-from siammm.settings.presets import PRESETS, with_settings
+from siammm.settings.fields import with_settings
+from siammm.settings.presets import PRESETS
+from siammm.settings.training import TrainConfig
 
 CPU = torch.device("cpu")
 

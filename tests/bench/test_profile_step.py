@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from siammm.bench.workload import Workload
-from siammm.settings.presets import PRESETS, with_settings
+from siammm.settings.fields import with_settings
+from siammm.settings.presets import PRESETS
 
 CONV = "sm90_xmma_{}_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64_warpgroupsize1x1x1_g1"
 

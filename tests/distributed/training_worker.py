@@ -15,7 +15,7 @@ from siammm.core import processes
 from siammm.data.sources import open_source
 from siammm.learn.loop import Training
 from siammm.runs.folder import RunFolder
-from siammm.settings.config import TrainConfig
+from siammm.settings.training import TrainConfig
 from tests.learn.small_runs import STEPS, measured, resumed, run_through, small_config, small_images, stopped
 
 N_IMAGES = 128

@@ -21,7 +21,8 @@ from siammm.metrics.clustering import clustering_scores, mapped_accuracy
 from siammm.metrics.kmeans import clusters_of, k_means
 from siammm.metrics.knn import RULES
 from siammm.runs.subject import open_subject
-from siammm.settings.config import DataConfig, ProtocolName
+from siammm.settings.commands import ProtocolName
+from siammm.settings.training import DataConfig
 from tests.conftest import Known
 from tests.data.image_sets import example_images
 

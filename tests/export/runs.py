@@ -16,8 +16,8 @@ from siammm.data.augment import clean
 from siammm.data.view_settings import views
 from siammm.learn.build import build_network
 from siammm.runs.encoding import FinishedRun
-from siammm.settings.config import TrainConfig
-from siammm.settings.presets import with_settings
+from siammm.settings.fields import with_settings
+from siammm.settings.training import TrainConfig
 from tests.data.image_sets import example_images, write_folder
 
 N_IMAGES = 120

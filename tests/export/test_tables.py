@@ -20,7 +20,7 @@ from siammm.data.sources import open_source
 from siammm.export import tables
 from siammm.export.tables import ImageTable, clusters_table, image_table, write_npz, write_parquet
 from siammm.runs.encoding import Encoded, FinishedRun, encoded, file_paths, open_images, open_run, run_rows
-from siammm.settings.config import DataConfig
+from siammm.settings.training import DataConfig
 from tests.data.image_sets import encoded as png
 from tests.export.runs import N_IMAGES, pictures
 

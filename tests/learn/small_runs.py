@@ -21,8 +21,8 @@ from siammm.learn import checkpoint
 from siammm.learn.loop import Interrupted, Trained, Training
 from siammm.learn.observers import Listener
 from siammm.runs.folder import RunFolder
-from siammm.settings.config import TrainConfig
-from siammm.settings.presets import with_settings
+from siammm.settings.fields import with_settings
+from siammm.settings.training import TrainConfig
 from tests.data.image_sets import example_images
 
 CPU = torch.device("cpu")

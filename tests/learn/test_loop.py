@@ -28,7 +28,7 @@ from siammm.learn.optim import learning_rate
 from siammm.runs import folder as run
 from siammm.runs import results
 from siammm.runs.folder import RunFolder
-from siammm.settings.presets import check_settings
+from siammm.settings.checks import check_settings
 from tests.data.image_sets import WRITERS, ExampleImages, add_member, example_images
 from tests.learn.small_runs import (
     CPU,

@@ -13,7 +13,8 @@ from siammm.data.sources import open_source
 from siammm.learn import muon
 from siammm.learn.cuda import addresses
 from siammm.learn.loop import Training
-from siammm.settings.presets import PRESETS, with_settings
+from siammm.settings.fields import with_settings
+from siammm.settings.presets import PRESETS
 
 pytestmark = pytest.mark.gpu
 

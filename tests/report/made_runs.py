@@ -33,7 +33,7 @@ from siammm.runs import folder as run
 from siammm.runs import results
 from siammm.runs.folder import RunFolder
 from siammm.runs.opened import OpenRun, open_run
-from siammm.settings.config import DataConfig
+from siammm.settings.training import DataConfig
 from tests.data.image_sets import ExampleImages, encoded, example_images
 from tests.learn.small_runs import small_config
 

@@ -14,9 +14,12 @@ from siammm.core.errors import InputError
 from siammm.learn.encode import encode
 from siammm.learn.objective import batch_loss
 from siammm.metrics.knn import knn_accuracy
-from siammm.settings.config import MethodName, TrainConfig
-from siammm.settings.methods import METHODS, with_method
-from siammm.settings.presets import PRESETS, as_plain, check_settings, differing_settings, from_plain, with_settings
+from siammm.settings.checks import check_settings
+from siammm.settings.fields import with_settings
+from siammm.settings.methods import METHODS, differing_settings, with_method
+from siammm.settings.presets import PRESETS
+from siammm.settings.stored import as_plain, from_plain
+from siammm.settings.training import MethodName, TrainConfig
 from tests.learn.small_runs import (
     SMALL,
     STEPS,

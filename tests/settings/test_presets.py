@@ -13,8 +13,12 @@ import pytest
 from siammm import cli
 from siammm.core.errors import InputError, StoredFileError
 from siammm.data.view_settings import preset_for, views
-from siammm.settings.config import TrainConfig, initial_clusters
-from siammm.settings.presets import PRESETS, as_plain, check_settings, from_plain, setting_homes, with_settings
+from siammm.learn.build import initial_clusters
+from siammm.settings.checks import check_settings
+from siammm.settings.fields import setting_homes, with_settings
+from siammm.settings.presets import PRESETS
+from siammm.settings.stored import as_plain, from_plain
+from siammm.settings.training import TrainConfig
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "siammm.tex"
 RUNS = Path(__file__).parents[2] / "benchmarks" / "results" / "runs"

@@ -17,8 +17,9 @@ from siammm.bench.workload import N_IMAGES, Workload, image_size
 from siammm.core.errors import InputError
 from siammm.core.precision import network_precision
 from siammm.data.loader import SMALL
-from siammm.settings.config import TrainConfig, initial_clusters, uses_mixture
-from siammm.settings.presets import with_settings
+from siammm.learn.build import initial_clusters
+from siammm.settings.fields import with_settings
+from siammm.settings.training import TrainConfig
 
 Part = Literal["step without clusters", "step", "clustering", "loader"]
 # The share of the time for each; the loader only where images are streamed.
@@ -100,7 +101,7 @@ def measure(
         return seconds * _SHARES[part] / total
 
     n_components = config.clustering.n_components or initial_clusters(n_images)
-    clustered = uses_mixture(config.objective)
+    clustered = config.objective.uses_mixture
     load, ready = _fitting(config, device, batch_size, n_images, n_components)
     used, compiled = load.batch_size, load.compiled
     alone = clock.windows(lambda n: load.advance(n, clustered=False), device, seconds=budget("step without clusters"))

@@ -21,7 +21,7 @@ from siammm.learn.clustering import Clustering
 from siammm.mixture.components import VonMisesFisherComponents
 from siammm.mixture.merge import MergeHistory
 from siammm.mixture.samples import Samples
-from siammm.settings.config import TrainConfig
+from siammm.settings.training import TrainConfig
 
 # Passes over all pairs of images and clusters in an epoch with merging, and how fast they run on a GPU relative to a
 # large matrix product: an estimate of the time, which decides on the size of the sample.

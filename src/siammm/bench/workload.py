@@ -29,8 +29,8 @@ from siammm.data.sources import open_source
 from siammm.learn.build import build_network, training_views
 from siammm.learn.loop import Training
 from siammm.learn.optim import learning_rate
-from siammm.settings.config import TrainConfig
-from siammm.settings.presets import with_settings
+from siammm.settings.fields import with_settings
+from siammm.settings.training import TrainConfig
 
 # The size of the data set that each preset is for.
 N_IMAGES = {

@@ -34,10 +34,11 @@ from siammm.data.loader import open_loader
 from siammm.data.sources import open_source
 from siammm.learn.encode import encode
 from siammm.metrics.clustering import label_codes
+from siammm.mixture.seeding import default_n_components
 from siammm.runs import folder as run
 from siammm.runs import results
 from siammm.runs.folder import RunFolder
-from siammm.settings.config import AuditConfig, default_n_components
+from siammm.settings.commands import AuditConfig
 
 SUSPECTS, SUMMARY = "suspects.parquet", "summary.json"
 RESULT_NAMES = frozenset({SUSPECTS, SUMMARY})

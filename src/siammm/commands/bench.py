@@ -21,8 +21,10 @@ from siammm.core.checks import check_at_least, check_number
 from siammm.core.errors import InputError
 from siammm.core.files import check_new_file, new_file
 from siammm.core.precision import network_precision
-from siammm.settings.config import BenchConfig, PresetName
-from siammm.settings.presets import PRESETS, with_settings
+from siammm.settings.commands import BenchConfig
+from siammm.settings.fields import with_settings
+from siammm.settings.presets import PRESETS
+from siammm.settings.training import PresetName
 
 # The share of the time that measures the device's peak.
 _PEAK_SHARE = 0.03

@@ -28,7 +28,8 @@ from siammm.data.embeddings import EmbeddingTable, read_embeddings
 from siammm.metrics.clustering import ClusteringScores, clustering_scores, label_codes
 from siammm.metrics.outliers import outlier_score
 from siammm.mixture.groups import Groups
-from siammm.settings.config import ClusterConfig, default_n_components
+from siammm.mixture.seeding import default_n_components
+from siammm.settings.commands import ClusterConfig
 
 # What a result consists of; a folder that holds anything else is not replaced.
 ASSIGNMENTS, MIXTURE, SUMMARY = "assignments.parquet", "mixture.safetensors", "summary.json"

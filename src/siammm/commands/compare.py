@@ -13,7 +13,7 @@ from siammm.core.errors import InputError
 from siammm.evaluate.evaluation import Comparison, Row, read_evaluation
 from siammm.evaluate.evaluation import compare as compared
 from siammm.runs.folder import write_whole
-from siammm.settings.config import CompareConfig
+from siammm.settings.commands import CompareConfig
 
 
 def compare(config: CompareConfig) -> None:

@@ -18,8 +18,9 @@ from siammm.data.sources import open_source
 from siammm.learn.loop import Training
 from siammm.learn.progress import TrainingProgress
 from siammm.metrics.clustering import clustering_scores
-from siammm.settings.config import DemoConfig
-from siammm.settings.presets import PRESETS, with_settings
+from siammm.settings.commands import DemoConfig
+from siammm.settings.fields import with_settings
+from siammm.settings.presets import PRESETS
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH_OF_CURVE = 48

@@ -27,7 +27,7 @@ from siammm.runs.encoding import (
     run_rows,
 )
 from siammm.runs.subject import TABLES, ImageSubject, open_subject
-from siammm.settings.config import EmbedConfig
+from siammm.settings.commands import EmbedConfig
 
 FORMATS = (".parquet", ".npz", ".npy")
 

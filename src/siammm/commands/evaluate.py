@@ -21,7 +21,7 @@ from siammm.evaluate.measured import Measured
 from siammm.evaluate.prepare import open_transfer, prepared
 from siammm.evaluate.protocols import ProtocolSettings, check, chosen, measure
 from siammm.runs.subject import ImageSubject, TableSubject, open_subject
-from siammm.settings.config import EvaluateConfig
+from siammm.settings.commands import EvaluateConfig
 
 RESULT_NAMES = frozenset({record.FILE})
 

@@ -15,7 +15,7 @@ from siammm.report.gather import GatherSettings, gather
 from siammm.report.live import Explorer
 from siammm.report.serve import Server
 from siammm.runs.opened import open_run
-from siammm.settings.config import ExploreConfig
+from siammm.settings.commands import ExploreConfig
 
 
 def explore(config: ExploreConfig) -> None:

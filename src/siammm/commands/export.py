@@ -23,7 +23,7 @@ from siammm.export.onnx_file import missing_packages, write_onnx
 from siammm.export.tables import clusters_table, image_table, write_parquet
 from siammm.runs import names
 from siammm.runs.encoding import Encoded, FinishedRun, encoded, open_images, open_run, run_rows
-from siammm.settings.config import ExportConfig, ExportFormat
+from siammm.settings.commands import ExportConfig, ExportFormat
 
 ALL: tuple[ExportFormat, ...] = ("encoder", "onnx", "tables")
 

@@ -25,7 +25,7 @@ from siammm.report.plain import counted
 from siammm.report.render import render
 from siammm.runs.folder import write_whole
 from siammm.runs.opened import open_run
-from siammm.settings.config import ReportConfig
+from siammm.settings.commands import ReportConfig
 
 _SHEET = re.compile(r"sheet-\d+\.webp")
 _LARGEST_THUMBNAIL = 512

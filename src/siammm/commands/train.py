@@ -33,8 +33,9 @@ from siammm.metrics.clustering import clustering_scores
 from siammm.runs import folder as run
 from siammm.runs import results
 from siammm.runs.folder import RunFolder
-from siammm.settings.config import TrainConfig
-from siammm.settings.presets import check_settings, setting_homes, with_settings
+from siammm.settings.checks import check_settings
+from siammm.settings.fields import setting_homes, with_settings
+from siammm.settings.training import TrainConfig
 
 # The views of images that are not small, unless told otherwise.
 _LARGE_VIEW = 224

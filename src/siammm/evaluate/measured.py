@@ -19,7 +19,7 @@ from siammm.data.loader import open_loader
 from siammm.data.source import Source
 from siammm.runs import subject as subjects
 from siammm.runs.subject import ImageSubject, Subject, TableSubject
-from siammm.settings.config import DataConfig
+from siammm.settings.training import DataConfig
 
 Progress = Callable[[str, int, int], None]
 """What is being done, how far it is, and how far it goes."""

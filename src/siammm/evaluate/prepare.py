@@ -24,7 +24,7 @@ from siammm.evaluate.split import HELD_OUT, aligned_labels, held_out, n_shared
 from siammm.metrics.clustering import label_codes
 from siammm.metrics.linear import below_zero
 from siammm.runs.subject import ImageSubject, Subject, TableSubject
-from siammm.settings.config import DataConfig
+from siammm.settings.training import DataConfig
 
 # One split for all seeds and all subjects: figures are of the same images, and deviations of the protocols alone.
 _SPLIT_SEED = 0

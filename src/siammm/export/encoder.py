@@ -28,7 +28,7 @@ from siammm.mixture.storage import make_readable
 from siammm.runs import folder as run
 from siammm.runs import names, results
 from siammm.runs.encoding import FinishedRun
-from siammm.settings.config import TrainConfig
+from siammm.settings.training import TrainConfig
 
 EncoderChoice = Literal["online", "momentum"]
 

@@ -28,7 +28,7 @@ from siammm.mixture.em import Assignment
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.merge import MergeHistory, MergeSettings
 from siammm.mixture.samples import Samples
-from siammm.settings.config import ClusteringConfig, ObjectiveConfig
+from siammm.settings.training import ClusteringConfig, ObjectiveConfig
 
 # A round of merging drops clusters that no image is nearest to; after so many steps with refilling there are few.
 _STEPS_BEFORE_MERGING = 2

@@ -42,7 +42,7 @@ from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.groups import Groups
 from siammm.mixture.groups import found as find_groups
 from siammm.mixture.samples import Samples
-from siammm.settings.config import TrainConfig, uses_mixture
+from siammm.settings.training import TrainConfig
 
 # On a GPU the host looks at the losses this often; on a CPU, after every step.
 _STEPS_BETWEEN_CHECKS = 50
@@ -203,7 +203,7 @@ class Training:
     @property
     def _clusters_count(self) -> bool:
         """Whether the mixture's clusters are part of this epoch."""
-        return uses_mixture(self.config.objective) and self.epoch >= self.first_clustered
+        return self.config.objective.uses_mixture and self.epoch >= self.first_clustered
 
     @property
     def first_clustered(self) -> int:

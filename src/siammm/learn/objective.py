@@ -17,7 +17,7 @@ from siammm.learn import losses, peer_losses
 from siammm.learn.clustering import Clustering
 from siammm.learn.losses import Gather
 from siammm.learn.networks import Predictions
-from siammm.settings.config import ObjectiveConfig, uses_mixture
+from siammm.settings.training import ObjectiveConfig
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def batch_loss(
     if config.cluster_loss == "swapped":
         assert predictions.scores is not None, "swapped prediction needs prototypes"
         cluster = _swapped(config, predictions.scores, company)
-    elif clustered and uses_mixture(config):
+    elif clustered and config.uses_mixture:
         parts = [
             _cluster_loss(config, predictions, target_BD, position_B, clustering, drawn)
             for clustering, drawn in zip(clusterings, negatives or [None] * len(clusterings), strict=True)

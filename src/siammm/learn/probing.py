@@ -22,7 +22,7 @@ from siammm.learn.encode import encode
 from siammm.learn.networks import SiameseNetwork
 from siammm.metrics.knn import knn_accuracy
 from siammm.metrics.linear import linear_accuracy
-from siammm.settings.config import TrainConfig
+from siammm.settings.training import TrainConfig
 
 # Of a labelled training set, at most so many images are compared with each other, which grows with their square, and
 # at most so many train a linear probe.

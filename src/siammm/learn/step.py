@@ -34,7 +34,7 @@ from siammm.learn.networks import Predictions, SiameseNetwork
 from siammm.learn.objective import Company, batch_loss
 from siammm.learn.optim import along_cosine, momentum_at
 from siammm.learn.queue import Queue
-from siammm.settings.config import TrainConfig
+from siammm.settings.training import TrainConfig
 
 # The operations on whole lists of tensors have no types.
 _torch = cast(Any, torch)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 # torch is only partly typed.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -37,6 +38,17 @@ _ROUNDS = 256
 # Above so many seeds the rounds themselves would take longer than the fit.
 _ROUNDS_LIMIT = 4096
 _FEW_ROUNDS = 32
+
+
+def default_n_components(n_samples: int) -> int:
+    """Components to start merging from when nobody said: more than there are clusters, but not many times more.
+
+    The paper starts from 8 % of its samples. A table of a million does not need 80,000 to find a few hundred clusters,
+    and pays for every one, so the start is bounded: by 1,000, or by 4 sqrt(n_samples) where that is more (4,500 at
+    ImageNet's size), because larger tables tend to hold more clusters.
+    """
+    start = min(0.08 * n_samples, max(1000.0, 4 * math.sqrt(n_samples)))
+    return min(n_samples, max(2, round(start)))
 
 
 def seeds(samples: Samples, k: int, init: Init, generator: torch.Generator, *, overseed: bool = True) -> Tensor:

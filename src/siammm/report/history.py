@@ -8,7 +8,7 @@ from typing import Any
 from siammm.report.contents import Run
 from siammm.report.plain import is_number, number, printable
 from siammm.runs.opened import Assigned
-from siammm.settings.presets import as_plain
+from siammm.settings.stored import as_plain
 
 Curves = dict[str, list[tuple[float, float]]]
 

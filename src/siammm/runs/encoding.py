@@ -31,7 +31,7 @@ from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.runs import folder, results
 from siammm.runs.folder import RunFolder
 from siammm.runs.names import MIXTURE, NETWORKS
-from siammm.settings.config import DataConfig, TrainConfig
+from siammm.settings.training import DataConfig, TrainConfig
 
 What = Literal["embeddings", "features"]
 Progress = Callable[[str, int, int], None]

@@ -27,8 +27,8 @@ from siammm.core.errors import InputError, StoredFileError
 from siammm.core.folders import check_new_folder
 from siammm.data.decode import SetAside
 from siammm.learn import checkpoint
-from siammm.settings.config import TrainConfig
-from siammm.settings.presets import as_plain, from_plain
+from siammm.settings.stored import as_plain, from_plain
+from siammm.settings.training import TrainConfig
 
 CONFIG, METRICS, CHECKPOINTS = "config.json", "metrics.jsonl", "checkpoints"
 MIXTURE, ENCODER, ASSIGNMENTS, MERGES = (

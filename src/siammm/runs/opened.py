@@ -35,7 +35,7 @@ from siammm.report.plain import printable
 from siammm.runs import folder as run
 from siammm.runs import results
 from siammm.runs.folder import RunFolder
-from siammm.settings.config import DataConfig, TrainConfig
+from siammm.settings.training import DataConfig, TrainConfig
 
 Tell = Callable[[str, int, int], None]
 """Is told what is being done, how much of it is done, and how much there is (0 where that is not known)."""

@@ -23,8 +23,8 @@ from siammm.learn.networks import SiameseNetwork
 from siammm.mixture.storage import make_readable
 from siammm.runs import folder as run
 from siammm.runs.folder import RunFolder, write_whole
-from siammm.settings.config import TrainConfig
-from siammm.settings.presets import as_plain, from_plain
+from siammm.settings.stored import as_plain, from_plain
+from siammm.settings.training import TrainConfig
 
 _FORMAT = 1
 

@@ -29,7 +29,7 @@ from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.runs import folder as run
 from siammm.runs import results, weights
 from siammm.runs.folder import RunFolder
-from siammm.settings.config import DataConfig
+from siammm.settings.training import DataConfig
 
 EncoderChoice = Literal["online", "momentum"]
 

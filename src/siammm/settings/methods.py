@@ -19,8 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from siammm.settings.config import MethodName, TrainConfig
-from siammm.settings.presets import with_settings
+from siammm.settings.fields import setting_homes, value_of, with_settings
+from siammm.settings.presets import PRESETS
+from siammm.settings.training import MethodName, TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,3 +159,10 @@ def with_method(config: TrainConfig, name: MethodName, *, recipe: bool = True) -
     if recipe:
         settings |= method.recipe if is_large else method.small_recipe
     return with_settings(config, method=name, **settings)
+
+
+def differing_settings(config: TrainConfig) -> dict[str, Any]:
+    """The settings of training that are not those of the preset and method, each by its own word."""
+    preset = with_method(PRESETS[config.preset], config.method)
+    values = {name: (value_of(config, name), value_of(preset, name)) for name, home in setting_homes().items() if home}
+    return {name: given for name, (given, usual) in values.items() if given != usual}
