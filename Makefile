@@ -25,10 +25,10 @@ test: $(INSTALLED)  ## the default suite: no GPU, no network, under ten minutes
 test-slow: $(INSTALLED)  ## everything that runs without a GPU
 	$(BIN)/python -m pytest -m 'not gpu'
 
-# Also runs from a bare checkout on a GPU machine where nothing can be installed; hence only the files that need the GPU.
+# Also runs from a bare checkout on a GPU machine where nothing can be installed: files test_*_gpu.py import little.
 test-gpu:  ## the tests that need a CUDA device
 	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m pytest -m gpu \
-		$(shell grep -rl --include='test_*.py' 'pytest.mark.gpu' tests)
+		--durations=10 $(shell find tests -name 'test_*_gpu.py')
 
 lint: $(INSTALLED)  ## ruff and pyright
 	$(BIN)/ruff check .

@@ -292,13 +292,6 @@ def test_digits() -> None:
     assert found.error_rate == pytest.approx(0.05, abs=0.02)
 
 
-@pytest.mark.gpu
-def test_the_gpu_says_what_the_cpu_says(small: Any) -> None:
-    X, given, clusters, found, _ = small
-    again = audit(X, given, clusters=clusters, device="cuda")
-    np.testing.assert_allclose(again.probability_N, found.probability_N, atol=1e-2)
-
-
 # -- refusals
 
 

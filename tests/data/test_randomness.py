@@ -108,22 +108,3 @@ def test_every_place_in_the_order_is_equally_likely():
     places = torch.stack([permutation(0, epoch, 6) for epoch in range(6000)])
     counts = torch.stack([(places == sample).sum(dim=0) for sample in range(6)])
     assert stats.chisquare(counts.numpy().ravel()).pvalue > 1e-3
-
-
-@pytest.mark.gpu
-def test_a_gpu_draws_the_same():
-    index = torch.arange(100_000)
-    expected = uniforms(7, 11, index, 1, 36)
-    assert torch.equal(uniforms(7, 11, index.cuda(), 1, 36).cpu(), expected)
-    assert torch.equal(uniforms(7, torch.tensor(11, device="cuda"), index.cuda(), 1, 36).cpu(), expected)
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # the compiler's own
-def test_a_compiled_draw_is_the_same():
-    compiled = torch.compile(lambda epoch, index: uniforms(7, epoch, index, 1, 36), fullgraph=True)
-    index = torch.arange(1000, device="cuda") + 2**40
-    for step in (0, 3):
-        epoch = torch.tensor(step, device="cuda")
-        assert torch.equal(compiled(epoch, index), uniforms(7, epoch, index, 1, 36))

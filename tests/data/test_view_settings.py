@@ -249,12 +249,3 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict, named: str):
 def test_an_unknown_preset_is_refused():
     with pytest.raises(InputError, match=r"'tiny', but these exist: auto, digits"):
         views(32, "tiny")  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.gpu
-def test_a_gpu_draws_the_same_crops():
-    settings = views(224)[1]
-    expected = drawn(settings, 375, 500)
-    got = draw(settings, 375, 500, 3, torch.tensor(0, device="cuda"), INDEX.cuda(), 0).to("cpu")
-    for field in fields(got):
-        torch.testing.assert_close(getattr(got, field.name), getattr(expected, field.name), rtol=0, atol=1e-6)

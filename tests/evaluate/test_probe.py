@@ -245,19 +245,6 @@ def test_comes_out_where_scikit_learn_does(batch_norm: bool) -> None:
     assert 0.7 < slow.top1 < 0.8
 
 
-@pytest.mark.gpu
-def test_on_a_gpu_as_on_the_cpu() -> None:
-    settings = LinearSettings(epochs=20, batch_size=16, learning_rate=2.0)
-    source = coloured()
-    on_cpu, on_gpu = (
-        linear_probe(
-            Means().to(device), source, source.labels, source, source.labels, settings, image_size=8, device=device
-        )
-        for device in ("cpu", "cuda")
-    )
-    assert on_gpu.top1 == pytest.approx(on_cpu.top1, abs=0.05)
-
-
 # -- what is refused
 
 

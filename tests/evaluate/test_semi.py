@@ -206,11 +206,3 @@ def test_labels_that_will_not_do(train: Any, test: Any, message: str) -> None:
     source = coloured()
     with pytest.raises(InputError, match=message):
         fine_tune(backbone(), source, train, source, test, QUICK, image_size=8, device="cpu")
-
-
-@pytest.mark.gpu
-def test_on_a_gpu() -> None:
-    source = coloured()
-    settings = FineTuneSettings(epochs=20, min_updates=60, batch_size=8, backbone_rate=0.1, head_rate=2.0)
-    result = fine_tune(backbone(), source, source.labels, source, source.labels, settings, image_size=8, device="cuda")
-    assert result.top1 > 0.9

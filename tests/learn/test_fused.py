@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from siammm.learn.cuda import norm_kernels, triton_support
+from siammm.learn.cuda import triton_support
 from siammm.learn.cuda.fused import fused
 from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
 from tests.learn.compiled_kernels import interpreted
@@ -98,32 +98,3 @@ def test_training_is_the_same() -> None:
 @pytest.mark.skipif(triton_support.triton is None, reason="Triton is not installed")
 def test_kernels_under_the_interpreter() -> None:
     assert interpreted("interpreted_norms.py") > 100
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("stages", [1, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernels_on_a_gpu(dtype: torch.dtype, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(norm_kernels, "_MOST_STAGES", stages)
-    torch.manual_seed(0)
-    plain = network("resnet18", size=32).cuda().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    models = plain, copy.deepcopy(plain), copy.deepcopy(plain)
-    assert models[2].fuse()
-    x_1, x_2 = (x.to(memory_format=torch.channels_last) for x in torch.randn(2, 64, 3, 32, 32, device="cuda").unbind())
-    outputs, gradients = [], []
-    # The first, in float32, is the truth for both ways in low precision, which are far from it, but alike.
-    for model, precision in zip(models, (torch.float32, dtype, dtype), strict=True):
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == torch.bfloat16):
-            found = model(x_1, x_2)
-        (found.v_1.square().sum() + (found.v_2 * found.z_1).sum()).backward()
-        outputs.append([part.detach() for part in found[:4]])
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-    tolerance = 2e-3 if dtype == torch.float32 else 0.1
-    for one, two in zip(*outputs[1:], strict=True):
-        assert float((one - two).norm() / one.norm()) < tolerance
-    for (name, one), (_, two) in zip(models[1].named_buffers(), models[2].named_buffers(), strict=True):
-        assert float((one - two).abs().max()) <= tolerance * max(1.0, float(one.abs().max())), name
-    one, two = (float(torch.nn.functional.cosine_similarity(gradients[0], g, dim=0)) for g in gradients[1:])
-    assert two > (0.9999 if dtype == torch.float32 else one - 0.03)
-    assert float(gradients[2].norm() / gradients[0].norm()) == pytest.approx(1, abs=1e-3 if one > 0.9999 else 0.1)

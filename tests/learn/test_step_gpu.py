@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.gpu
 SMALL: dict[str, Any] = {
     "data": "images", "hidden_dim": 64, "embedding_dim": 32, "batch_size": 32, "epochs": 3, "n_components": 24,
     "optimiser": "sgd", "learning_rate": 0.1, "warmup_epochs": 0, "precision": "fp32", "compile": False,
-    "augmentation": "32",
+    "augmentation": "32", "accumulate": 1,
 }  # fmt: skip
 
 
@@ -33,7 +34,7 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-def images(n: int, size: int) -> np.ndarray:
+def images(n: int = 256, size: int = 32) -> np.ndarray:
     """Smooth random pictures: noise alone has nothing that two views could share."""
     rng = np.random.default_rng(0)
     coarse = torch.from_numpy(rng.random((n, 3, 4, 4), dtype=np.float32))
@@ -41,11 +42,13 @@ def images(n: int, size: int) -> np.ndarray:
     return (fine * 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
 
 
-def losses(
-    device: str, *, captured: bool = True, beside: bool = True, size: int = 32, n: int = 256, **settings: Any
-) -> np.ndarray:
-    config = with_settings(PRESETS["cifar"], **(SMALL | settings))
-    training = Training(config, open_source(images(n, size)), torch.device(device))
+def losses(device: str, *, captured: bool = True, beside: bool = True, **settings: Any) -> np.ndarray:
+    return _losses(device, captured, beside, tuple(sorted((SMALL | settings).items())))
+
+
+@functools.cache  # several tests compare with the same run
+def _losses(device: str, captured: bool, beside: bool, settings: tuple[tuple[str, Any], ...]) -> np.ndarray:
+    training = Training(with_settings(PRESETS["cifar"], **dict(settings)), open_source(images()), torch.device(device))
     training.step._captures &= captured
     if not beside:
         training.step._beside = None
@@ -68,9 +71,10 @@ def test_a_gpu_trains_as_a_cpu() -> None:
 # Importing torch's compiler warns of what torch itself still uses.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch hides it, unless warnings are errors
-@pytest.mark.parametrize("fused", [True, False])  # fused, only the augmentation and the loss are compiled
-def test_a_compiled_step_trains_as_one_that_is_not(fused: bool) -> None:
-    np.testing.assert_allclose(losses("cuda", compile=True, fused=fused), losses("cuda", fused=fused), atol=2e-2)
+# Fused, only the augmentation and the loss are compiled; else the networks too, here small ones, to save time.
+@pytest.mark.parametrize("settings", [{"fused": True}, {"fused": False, "backbone": "conv-small"}], ids=str)
+def test_a_compiled_step_trains_as_one_that_is_not(settings: dict[str, Any]) -> None:
+    np.testing.assert_allclose(losses("cuda", compile=True, **settings), losses("cuda", **settings), atol=2e-2)
 
 
 def test_both_views_in_one_batch_train_as_each_by_itself() -> None:
@@ -84,9 +88,10 @@ def test_encoders_side_by_side_train_as_one_after_the_other(accumulate: int) -> 
 
 
 def test_updates_by_kernels_train_as_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = losses("cuda", optimiser="lars", learning_rate=0.1)
+    found = losses("cuda", optimiser="lars")
     monkeypatch.setattr(addresses, "supports", lambda *lists: False)
-    np.testing.assert_allclose(found, losses("cuda", optimiser="lars", learning_rate=0.1), atol=5e-3)
+    settings = tuple((SMALL | {"optimiser": "lars"}).items())
+    np.testing.assert_allclose(found, _losses.__wrapped__("cuda", True, True, settings), atol=5e-3)
 
 
 def test_muon_in_a_captured_step_turns_as_in_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +102,7 @@ def test_muon_in_a_captured_step_turns_as_in_one_that_is_not(monkeypatch: pytest
         monkeypatch.setattr(muon, "_STREAMS", 4 if captured else 0)
         settings = {"optimiser": "muon", "learning_rate": 20.0, "epochs": 1}
         config = with_settings(PRESETS["cifar"], **(SMALL | settings))
-        training = Training(config, open_source(images(256, 32)), torch.device("cuda"))
+        training = Training(config, open_source(images()), torch.device("cuda"))
         training.step._captures &= captured
         matrices = training.optimiser.param_groups[0]["params"]
         start = [p.detach().clone() for p in matrices]
@@ -137,7 +142,7 @@ def test_numbers_that_are_none_stop_a_captured_run_and_change_nothing() -> None:
     from siammm.learn.guard import CollapseError
 
     config = with_settings(PRESETS["cifar"], **(SMALL | {"learning_rate": 1e30, "epochs": 20}))
-    training = Training(config, open_source(images(256, 32)), torch.device("cuda"))
+    training = Training(config, open_source(images()), torch.device("cuda"))
     with pytest.raises(CollapseError, match="no longer finite"):
         training.run()
     assert all(bool(p.isfinite().all()) for p in training.network.parameters())

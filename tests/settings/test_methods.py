@@ -29,7 +29,6 @@ from tests.learn.small_runs import (
     prepared,
     resumed,
     run_through,
-    small_images,
     stopped,
 )
 
@@ -93,29 +92,6 @@ def test_a_peer_does_not_collapse_on_the_digits(name: MethodName) -> None:
     held, rest = order[:300], order[300:]
     assert knn_accuracy(features[held], digits[held], features[rest], digits[rest], k=5, temperature=0.07) > 0.94
     assert training.metrics[-1]["effective_rank"] > 3  # six epochs are few; a collapsed encoder has 1
-
-
-def losses_on(device: str, name: MethodName, *, captured: bool) -> list[float]:
-    """The losses of a run in which the clusters, the queue and the prototypes each begin to count on the way."""
-    from siammm.data.sources import open_source
-    from siammm.learn.loop import Training
-
-    late: dict[str, dict[str, Any]] = {"swav": {"queue_after": 0.4}, "propos": {"cluster_after": 0.4}}
-    settings = {"epochs": 3, "learning_rate": 0.01, "precision": "fp32", "compile": False, **late.get(name, {})}
-    training = Training(small_method(name, **settings), open_source(small_images(128)), torch.device(device))
-    training.step._captures &= captured
-    run_through(training)
-    training.close()
-    assert bool(training.step._graphs) == (captured and device == "cuda")
-    return [row["loss"] for row in training.metrics]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", PEERS)
-def test_a_captured_peer_trains_as_one_step_by_step(name: MethodName) -> None:
-    np.testing.assert_allclose(
-        losses_on("cuda", name, captured=True), losses_on("cuda", name, captured=False), rtol=2e-2, atol=5e-3
-    )
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "lars"])
