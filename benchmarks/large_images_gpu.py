@@ -31,7 +31,7 @@ import step_variants
 from siammm import losses
 from siammm.bench import clock, images
 from siammm.bench.workload import Workload, flops_per_image, image_size, loader_rate
-from siammm.core.precision import network_precision
+from siammm.core.device import network_precision
 from siammm.data import augment
 from siammm.learn.build import build_network
 from siammm.learn.optim import build_optimiser

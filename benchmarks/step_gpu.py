@@ -32,7 +32,7 @@ import record
 import step_variants
 from siammm.bench import clock, images
 from siammm.bench.workload import Workload, flops_per_image
-from siammm.core.precision import network_precision
+from siammm.core.device import network_precision
 from siammm.learn.networks import build_backbone
 from siammm.settings.fields import with_settings
 from siammm.settings.presets import PRESETS

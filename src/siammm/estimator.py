@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from siammm.core import processes
 from siammm.core.errors import InputError, StoredFileError
+from siammm.core.files import unwritable
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source, open_source
 from siammm.data.view_settings import ViewSettings
@@ -183,7 +184,7 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
             results.save_network(folder / run.ENCODER, self.network_, self.config_, self._view)
             self.mixture_.save(folder / run.MIXTURE)
         except OSError as error:
-            raise InputError(f"{folder} cannot be written ({error.strerror}); choose another path.") from error
+            raise unwritable(folder, error, "choose another path") from error
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto") -> Self:
@@ -210,7 +211,7 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         try:
             return super().save_pretrained(folder, **kwargs)
         except OSError as error:
-            raise InputError(f"{folder} cannot be written ({error.strerror}); choose another path.") from error
+            raise unwritable(folder, error, "choose another path") from error
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Self:

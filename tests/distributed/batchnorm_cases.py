@@ -27,8 +27,6 @@ class Case:
     channels_last: bool = False
 
 
-SAID = {"name": "ä", "list": [1, 2.5, None]}
-
 CASES = [
     Case("flat", (8, 5), (4, 4)),
     Case("images", (8, 5, 4, 4), (4, 4)),

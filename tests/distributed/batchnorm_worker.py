@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from siammm.core import processes
+from siammm.core import processes, ranks
 from siammm.core.errors import InputError
 from siammm.learn.batchnorm import SynchronisedBatchNorm, synchronised
 from siammm.learn.optim import build_optimiser
@@ -45,23 +45,15 @@ def trained(context: processes.Context) -> dict[str, Any]:
         cases.loss_of(v_1, v_2, *targets).backward()
         optimiser.step()
         network.update_momentum(0.9)
-        gathered.append(processes.all_gather_batch(v_1))
+        gathered.append(ranks.all_gather_batch(v_1))
     return {"state": network.state_dict(), "embeddings": gathered}
-
-
-def refused(value: Any) -> str:
-    try:
-        processes.broadcast_json(value)
-    except InputError as error:
-        return str(error)
-    return "accepted"
 
 
 def too_few() -> str:
     """One value a channel in all."""
     norm = synchronised(nn.BatchNorm1d(3))
     try:
-        norm(torch.ones(int(processes.is_writer()), 3))
+        norm(torch.ones(int(ranks.is_writer()), 3))
     except InputError as error:
         return str(error)
     return "accepted"
@@ -75,14 +67,13 @@ def main(folder: Path) -> None:
             "norms": {case.name: normalised(case, context) for case in cases.CASES},
             "trained": trained(context),
             "context": [context.rank, context.world_size, context.local_rank, str(context.device)],
-            "functions": [processes.rank(), processes.world_size(), processes.is_writer()],
-            "gathered": processes.all_gather_batch(mine),
-            "gathered numbers": processes.all_gather_batch(torch.tensor(context.rank)),
-            "said": processes.broadcast_json(cases.SAID if context.rank == 0 else object()),
-            "refused": refused({1, 2} if context.rank == 0 else None),
+            "functions": [ranks.rank(), ranks.world_size(), ranks.is_writer()],
+            "gathered": ranks.all_gather_batch(mine),
+            "gathered numbers": ranks.all_gather_batch(torch.tensor(context.rank)),
+            "from rank 0": ranks.broadcast_int(7 + context.rank, context.device),
             "too few": too_few(),
         }
-        processes.barrier()
+        dist.barrier()
         again = processes.setup("cpu")  # a group that is there is used
         assert again == context
     assert not dist.is_initialized()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from siammm.core import processes
+from siammm.core import processes, ranks
 from siammm.data.sources import open_source
 from siammm.learn.loop import Training
 from siammm.runs.folder import RunFolder
@@ -35,7 +35,7 @@ def prepared(case: dict[str, Any], folder: Path) -> Training:
     config = case_config(**case["settings"])
     source = open_source(case_images())
     run = None
-    if processes.is_writer() and case.get("run"):
+    if ranks.is_writer() and case.get("run"):
         run = RunFolder.create(folder / case["run"], config, {"fingerprint": source.fingerprint()})
     return Training(config, source, torch.device("cpu"), recorder=run)
 
@@ -43,7 +43,7 @@ def prepared(case: dict[str, Any], folder: Path) -> Training:
 def done(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     if case.get("resume"):
         training = resumed(case_config(**case["settings"]), folder / case["resume"], case_images())
-        if not processes.is_writer():
+        if not ranks.is_writer():
             training.recorder = None
     else:
         training = prepared(case, folder)

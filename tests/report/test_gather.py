@@ -230,7 +230,7 @@ def test_hostile_names_arrive_as_they_are(hostile: OpenRun) -> None:
 
 
 def test_surrogates_become_printable(tmp_path: Path) -> None:
-    from siammm.report.plain import printable
+    from siammm.core.text import printable
 
     assert printable(b"a\xffb".decode("utf-8", "surrogateescape")) == r"a\xffb"
     assert printable("\ud83d alone") == r"\ud83d alone"

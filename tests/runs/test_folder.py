@@ -53,20 +53,6 @@ def test_a_line_that_was_being_written_is_left_out(tmp_path: Path) -> None:
     assert folder.metrics() == [{"epoch": 1}]
 
 
-def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    run.write_whole(path, "before")
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(run.os, "fsync", fail)
-    with pytest.raises(OSError, match="No space"):
-        run.write_whole(path, "after")
-    assert path.read_text() == "before"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
-
-
 @pytest.mark.parametrize("text", ["", "[]", "5", '"text"', "{}", '{"settings": {"unheard_of": 1}}'])
 def test_a_damaged_config_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / run.CONFIG).write_text(text)

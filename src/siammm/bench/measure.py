@@ -14,8 +14,8 @@ import torch
 
 from siammm.bench import clock, images, mixture, workload
 from siammm.bench.workload import N_IMAGES, Workload, image_size
+from siammm.core.device import network_precision
 from siammm.core.errors import InputError
-from siammm.core.precision import network_precision
 from siammm.data.loader import SMALL
 from siammm.learn.build import initial_clusters
 from siammm.settings.fields import with_settings

@@ -18,9 +18,9 @@ from siammm.bench.clock import peak_flops
 from siammm.bench.measure import Figures, measure
 from siammm.core import processes
 from siammm.core.checks import check_at_least, check_number
+from siammm.core.device import network_precision
 from siammm.core.errors import InputError
 from siammm.core.files import check_new_file, new_file
-from siammm.core.precision import network_precision
 from siammm.settings.commands import BenchConfig
 from siammm.settings.fields import with_settings
 from siammm.settings.presets import PRESETS

@@ -10,9 +10,9 @@ from rich.table import Table
 
 from siammm.commands.evaluate import figure_text
 from siammm.core.errors import InputError
+from siammm.core.files import unwritable, write_text
 from siammm.evaluate.evaluation import Comparison, Row, read_evaluation
 from siammm.evaluate.evaluation import compare as compared
-from siammm.runs.folder import write_whole
 from siammm.settings.commands import CompareConfig
 
 
@@ -78,7 +78,6 @@ def _cell(text: str) -> str:
 def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+        write_text(path, text)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"The output {path} cannot be written ({reason}); choose another --output.") from error
+        raise unwritable(f"The output {path}", error, "choose another --output") from error

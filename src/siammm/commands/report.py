@@ -16,14 +16,13 @@ from siammm.commands.progress import Bar
 from siammm.core import processes
 from siammm.core.checks import check_at_least
 from siammm.core.errors import InputError
+from siammm.core.files import write_text
 from siammm.core.folders import check_new_folder, new_folder
-from siammm.core.text import one_line
+from siammm.core.text import counted, one_line
 from siammm.report import places
 from siammm.report.browser import open_page
 from siammm.report.gather import Gathered, GatherSettings, gather
-from siammm.report.plain import counted
 from siammm.report.render import render
-from siammm.runs.folder import write_whole
 from siammm.runs.opened import open_run
 from siammm.settings.commands import ReportConfig
 
@@ -108,7 +107,7 @@ def _write(gathered: Gathered, output: Path, beside: Path, *, overwrite: bool) -
             with new_folder(beside, overwrite=overwrite, ours=_sheets_in(beside)) as folder:
                 for name, data in gathered.beside.items():
                     (folder / name).write_bytes(data)
-        write_whole(output, text)
+        write_text(output, text)
         # Those of an earlier report that needed more, and nothing else.
         if not gathered.beside and overwrite:
             for name in _sheets_in(beside):

@@ -1,4 +1,4 @@
-"""One file that appears whole or not at all, and never in place of another that nobody gave up."""
+"""Files that appear whole or not at all: everything that siammm writes under a final name goes through here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,66 @@ from siammm.core.errors import InputError
 from siammm.core.text import one_line
 
 
+@contextlib.contextmanager
+def written_whole(path: Path, *, previous: Path | None = None, flush: bool = True) -> Iterator[Path]:
+    """A scratch file beside ``path`` to write to, which becomes ``path`` when the block ends well.
+
+    Whatever ends the block otherwise leaves nothing behind, and an earlier file as it was. The contents are on the disk
+    before the file gets its name, unless ``flush`` is False: for caches of many small files. An earlier file is
+    replaced, or kept under the name ``previous``.
+    """
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        yield scratch
+        make_readable(scratch)
+        if flush:
+            flush_entry(scratch)
+        if previous is not None and path.exists():
+            os.replace(path, previous)
+        os.replace(scratch, path)
+    finally:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with written_whole(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
+def make_readable(path: Path) -> None:
+    """Give a file the usual permissions: safetensors writes for the owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
+
+
+def flush_entry(path: Path) -> None:
+    """fsync a file or a folder; Windows cannot open folders, and keeps their entries safe by itself."""
+    if path.is_dir() and os.name == "nt":
+        return
+    # Windows flushes only what is open for writing.
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def unwritable(what: object, error: BaseException, remedy: str) -> InputError:
+    """The error for a file or folder that cannot be written."""
+    return InputError(f"{what} cannot be written ({one_line(error)}); {remedy}.")
+
+
+def check_writable(path: Path) -> None:
+    """Raise ``OSError`` if nothing can be created at ``path``: the only sure test is to write beside it."""
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    scratch = parent / f".siammm-{secrets.token_hex(4)}"
+    scratch.mkdir()
+    scratch.rmdir()
+
+
 def check_new_file(path: Path, *, overwrite: bool) -> None:
     """Fail now, with one sentence, if ``new_file`` would fail later, after hours of work."""
     if path.is_dir():
@@ -19,13 +79,9 @@ def check_new_file(path: Path, *, overwrite: bool) -> None:
     if path.exists() and not overwrite:
         raise InputError(f"The output {path} exists; choose another --output, or add --overwrite.")
     try:
-        parent = next(folder for folder in path.absolute().parents if folder.exists())
-        # The only sure test of whether a folder can be written to is to write to it.
-        scratch = parent / f".siammm-{secrets.token_hex(4)}"
-        scratch.touch()
-        scratch.unlink()
+        check_writable(path)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(f"The output {path}", error, "choose another --output or make room") from error
 
 
 @contextlib.contextmanager
@@ -35,20 +91,12 @@ def new_file(path: Path, *, overwrite: bool) -> Iterator[tuple[Path, Path]]:
     Whatever ends the block otherwise leaves nothing behind, and an earlier file as it was.
     """
     check_new_file(path, overwrite=overwrite)
-    token = secrets.token_hex(4)
-    scratch, spool = (path.with_name(f".{path.name}.{token}.{kind}") for kind in ("partial", "spool"))
+    spool = path.with_name(f".{path.name}.{secrets.token_hex(4)}.spool")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield scratch, spool
-        with scratch.open("rb+") as written:
-            os.fsync(written.fileno())
-        os.replace(scratch, path)
+        with written_whole(path) as scratch:
+            yield scratch, spool
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(f"The output {path}", error, "choose another --output or make room") from error
     finally:
-        for leftover in (scratch, spool):
-            leftover.unlink(missing_ok=True)
-
-
-def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(f"The output {path} cannot be written ({one_line(error)}); choose another --output or make room.")
+        spool.unlink(missing_ok=True)

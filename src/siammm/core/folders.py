@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from siammm.core.errors import InputError
+from siammm.core.files import check_writable, flush_entry, unwritable
 from siammm.core.text import shown
 
 
@@ -40,10 +41,7 @@ def check_new_folder(path: Path, *, overwrite: bool = False, ours: frozenset[str
                 f"The output folder {path} holds {foreign[0]!r}, which is no part of an earlier result, so it is not "
                 "replaced; choose another --output."
             )
-        # The only sure test of whether a folder can be written to is to write to it.
-        scratch = _existing_parent(target) / f".siammm-{secrets.token_hex(4)}"
-        scratch.mkdir()
-        scratch.rmdir()
+        check_writable(target)
     except OSError as error:
         raise _unwritable(path, error) from error
 
@@ -57,7 +55,7 @@ def new_folder(path: Path, *, overwrite: bool = False, ours: frozenset[str] = fr
     """
     check_new_folder(path, overwrite=overwrite, ours=ours)
     target = _resolved(path)
-    made = _missing_parents(target)
+    made = [parent for parent in target.parents if not parent.exists()]  # the deepest first
     token = secrets.token_hex(4)
     scratch = target.with_name(f".{target.name}.{token}.partial")
     complete = False
@@ -89,26 +87,14 @@ def _put_in_place(scratch: Path, target: Path, aside: Path) -> None:
             aside.rename(target)
             raise
         shutil.rmtree(aside, ignore_errors=True)
-    _flush_entry(target.parent)
+    flush_entry(target.parent)
 
 
 def _flush(folder: Path) -> None:
     for root, _, files in os.walk(folder):
         for name in files:
-            _flush_entry(Path(root) / name)
-        _flush_entry(Path(root))
-
-
-def _flush_entry(path: Path) -> None:
-    """fsync a file or a folder; Windows cannot open folders, and keeps their entries safe by itself."""
-    if path.is_dir() and os.name == "nt":
-        return
-    # Windows flushes only what is open for writing.
-    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            flush_entry(Path(root) / name)
+        flush_entry(Path(root))
 
 
 def _resolved(path: Path) -> Path:
@@ -118,15 +104,5 @@ def _resolved(path: Path) -> Path:
         raise InputError(f"The output folder {path} cannot be used ({error}); choose another --output.") from error
 
 
-def _existing_parent(target: Path) -> Path:
-    return next(parent for parent in target.parents if parent.exists())
-
-
-def _missing_parents(target: Path) -> list[Path]:
-    """The folders above the target that will have to be made, the deepest first."""
-    return [parent for parent in target.parents if not parent.exists()]
-
-
 def _unwritable(path: Path, error: OSError) -> InputError:
-    reason = " ".join((error.strerror or str(error)).split()).rstrip(".")
-    return InputError(f"The output folder {path} cannot be written ({reason}); choose another --output or make room.")
+    return unwritable(f"The output folder {path}", error, "choose another --output or make room")

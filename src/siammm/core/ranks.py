@@ -1,6 +1,7 @@
-"""The few collectives the mixture needs. Without an initialised process group each is the identity.
+"""This process among the others, and the collectives that join them: all that siammm sends between processes.
 
-Only sufficient statistics, counts and a small draw of rows ever travel; embeddings stay on their rank.
+Without a process group, and in a world of one, each function is the identity, so that the same code runs in one process
+and in many. The mixture only sends sums, counts and a small draw of rows; embeddings stay on their rank.
 """
 
 from __future__ import annotations
@@ -29,6 +30,16 @@ def rank() -> int:
     return int(dist.get_rank()) if active() else 0
 
 
+def world_size() -> int:
+    """How many processes there are, 1 when this one is alone."""
+    return int(dist.get_world_size()) if active() else 1
+
+
+def is_writer() -> bool:
+    """Whether this process is the one that writes files and talks to the user."""
+    return rank() == 0
+
+
 @contextmanager
 def refused_together(device: torch.device) -> Generator[None]:
     """What one rank refuses in here, every rank refuses: none goes on to wait for the others forever.
@@ -45,7 +56,7 @@ def refused_together(device: torch.device) -> Generator[None]:
         raise problem
     if any(refused):
         raise InputError(
-            f"Rank {refused.index(1)} cannot use what it was given, so that no rank goes on; its own message says why."
+            f"Rank {refused.index(1)} cannot use what it was given, so no rank goes on; its own message says why."
         )
 
 
@@ -56,7 +67,7 @@ def all_reduce_sum(*tensors: Tensor) -> None:
             _dist.all_reduce(tensor)
 
 
-def agreed(number: int, device: torch.device) -> int:
+def broadcast_int(number: int, device: torch.device) -> int:
     """Rank 0's number, on every rank."""
     shared = torch.tensor([number if rank() == 0 else 0], dtype=torch.int64, device=_transport(device))
     all_reduce_sum(shared)
@@ -68,7 +79,7 @@ def all_gather_counts(count: int, device: torch.device) -> list[int]:
     if not active():
         return [count]
     mine = torch.tensor([count], dtype=torch.int64, device=_transport(device))
-    every = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    every = [torch.zeros_like(mine) for _ in range(world_size())]
     _dist.all_gather(every, mine)
     return [int(one) for one in every]
 
@@ -83,6 +94,37 @@ def all_gather_rows(rows: Tensor, device: torch.device) -> Tensor:
     every = [torch.zeros_like(padded) for _ in counts]
     _dist.all_gather(every, padded.contiguous())
     return torch.cat([one[:count] for one, count in zip(every, counts, strict=True)])
+
+
+def all_gather_batch(batch: Tensor) -> Tensor:
+    """Every rank's batch, one under the other in the order of ranks, without gradients.
+
+    All ranks must pass the same shape and type: then no sizes are exchanged first, and it can be captured in a CUDA
+    graph. ``all_gather_rows`` is for batches of different sizes.
+    """
+    batch = batch.detach()
+    if not active():
+        return batch
+    every = batch.new_empty(world_size(), *batch.shape)
+    _dist.all_gather(list(every.unbind()), batch.contiguous())
+    return every.flatten(0, 1) if batch.ndim else every
+
+
+def sum_over_ranks(x: Tensor) -> Tensor:
+    """The sum of every rank's tensor; its gradient is that of all ranks' losses together."""
+    return cast(Tensor, _SumOverRanks.apply(x)) if active() else x
+
+
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        total = x.clone()
+        _dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _SumOverRanks.forward(ctx, gradient)
 
 
 def _transport(device: torch.device) -> torch.device:

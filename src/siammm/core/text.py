@@ -1,4 +1,4 @@
-"""Small pieces of the one-sentence messages that the readers of data share."""
+"""Text for people: pieces of one-sentence messages, and names and numbers as they are shown."""
 
 from __future__ import annotations
 
@@ -26,3 +26,20 @@ def shown(name: object) -> str:
 def shape_text(shape: Iterable[int]) -> str:
     """A shape as people write it: (10 x 32 x 32 x 3)."""
     return f"({' x '.join(map(str, shape))})"
+
+
+def printable(text: object) -> str:
+    r"""The text as valid Unicode: bytes of a name that are none, which Python keeps as surrogates, become ``\xff``.
+
+    Everything else stays as it is, control characters and marks of direction too: they are data.
+    """
+    text = str(text)
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things: 1 image, 1,797 images."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -15,7 +15,6 @@ import io
 import json
 import os
 import re
-import secrets
 import sys
 import threading
 import warnings
@@ -29,6 +28,7 @@ import numpy as np
 from PIL import Image
 
 from siammm.core.errors import InputError, SiamMMError
+from siammm.core.files import unwritable, write_text
 from siammm.core.text import one_line, shown
 
 if TYPE_CHECKING:
@@ -311,13 +311,10 @@ class SetAside:
         """Write ``set_aside.json``, whole or not at all, into an existing folder; the path that was written."""
         path = Path(folder) / self.FILE_NAME
         rows = [{"image": identifier, "reason": reason} for identifier, reason in self.reasons.items()]
-        scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
         try:
-            scratch.write_text(json.dumps({"total": self.total, "set_aside": rows}, indent=1) + "\n", encoding="utf-8")
-            scratch.replace(path)
+            write_text(path, json.dumps({"total": self.total, "set_aside": rows}, indent=1) + "\n")
         except OSError as error:
-            scratch.unlink(missing_ok=True)
-            raise InputError(f"{path} cannot be written ({one_line(error)}); make room or check the folder.") from error
+            raise unwritable(path, error, "make room or check the folder") from error
         return path
 
 

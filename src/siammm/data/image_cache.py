@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import io
 import math
-import os
-import secrets
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from siammm.core.errors import InputError
-from siammm.core.text import one_line
+from siammm.core.files import unwritable, written_whole
 from siammm.data import decode
 from siammm.data.decode import BadImage
 from siammm.data.source import EncodedSource, Source
@@ -105,17 +103,13 @@ def _as_jpeg(pixels: np.ndarray) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(exist_ok=True)
-        scratch.write_bytes(content)
-        os.replace(scratch, path)
+        with written_whole(path, flush=False) as scratch:
+            scratch.write_bytes(content)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
         raise _unwritable(path, error) from error
 
 
 def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(
-        f"{path} cannot be written ({one_line(error)}); make room there, or give another --image-cache or none."
-    )
+    return unwritable(path, error, "make room there, or give another --image-cache or none")

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from siammm.core.device import has_bf16
 from siammm.core.errors import InputError
-from siammm.core.precision import has_bf16
 from siammm.data import augment
 from siammm.data.augment import ViewSettings
 from siammm.data.decode import MAX_BAD_IMAGES

@@ -19,12 +19,12 @@ from safetensors.torch import save_file
 
 from siammm import __version__
 from siammm.core.errors import InputError
+from siammm.core.files import make_readable
 from siammm.core.text import one_line
 from siammm.data.augment import clean_side
 from siammm.export.as_timm import TimmModel, as_timm, repeated
 from siammm.export.card import as_bytes, as_text, data_name, is_edited, model_card
 from siammm.learn.networks import Encoder
-from siammm.mixture.storage import make_readable
 from siammm.runs import folder as run
 from siammm.runs import names, results
 from siammm.runs.encoding import FinishedRun

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from siammm.core import processes
+from siammm.core import ranks
 from siammm.core.checks import check_at_least
 from siammm.core.errors import InputError
 from siammm.data.sources import Source
@@ -95,7 +95,7 @@ def training_views(config: TrainConfig, image_size: int) -> tuple[ViewSettings, 
 def batch_size(config: TrainConfig, n_images: int) -> int:
     """Images of one update, over all ranks: as asked, or as many as there are, in equal parts."""
     optimisation = config.optimisation
-    parts = optimisation.accumulate * processes.world_size()
+    parts = optimisation.accumulate * ranks.world_size()
     if n_images < 2:
         raise InputError(
             f"There {'is 1 image' if n_images == 1 else 'are no images'} that can be read, but training compares "

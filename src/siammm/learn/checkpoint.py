@@ -7,10 +7,8 @@ is killed at any moment, also while saving, leaves a checkpoint that loads.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from siammm.core.errors import InputError, StoredFileError
-from siammm.mixture.storage import make_readable
+from siammm.core.errors import StoredFileError
+from siammm.core.files import unwritable, written_whole
 
 LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
 _FORMAT = 1
@@ -32,25 +30,15 @@ def save(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) 
     stored = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(dict(facts), allow_nan=True)
     header = {"format": str(_FORMAT), "facts": text, "digest": _digest(stored, text)}
-    scratch = folder / f".{LAST}.{os.getpid()}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(f".{LAST}.*.partial"):  # by a process that was killed while it saved
             left.unlink(missing_ok=True)
-        save_file(stored, scratch, metadata=header)
-        make_readable(scratch)
-        with scratch.open("rb") as written:
-            os.fsync(written.fileno())
-        read(scratch)
-        if (folder / LAST).exists():
-            os.replace(folder / LAST, folder / PREVIOUS)
-        os.replace(scratch, folder / LAST)
+        with written_whole(folder / LAST, previous=folder / PREVIOUS) as scratch:
+            save_file(stored, scratch, metadata=header)
+            read(scratch)
     except (OSError, SafetensorError) as error:  # a full disk is either, depending on who was writing
-        reason = " ".join((getattr(error, "strerror", None) or str(error)).split()).rstrip(".")
-        raise InputError(f"The checkpoint in {folder} cannot be written ({reason}); make room and resume.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            scratch.unlink()
+        raise unwritable(f"The checkpoint in {folder}", error, "make room and resume") from error
     return folder / LAST
 
 

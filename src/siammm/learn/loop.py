@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from siammm.core import processes, ranks
+from siammm.core import ranks
 from siammm.core.errors import InputError, ZeroRowWarning
 from siammm.data import randomness
 from siammm.data.loader import Loader, open_loader
@@ -138,10 +138,10 @@ class Training:
         self.network = self.network.to(device)
         if device.type == "cuda":
             self.network = self.network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        if processes.world_size() > 1:
+        if ranks.world_size() > 1:
             self.network = cast(SiameseNetwork, synchronised(self.network))
         self.network.train()
-        rank, world = processes.rank(), processes.world_size()
+        rank, world = ranks.rank(), ranks.world_size()
         self.bank = Bank(n, config.network.embedding_dim, device, rank=rank, world_size=world)
         # The first is what a run leaves; the others only train with it.
         self.clusterings = [
@@ -382,7 +382,7 @@ class Training:
 
     def _mine(self, group: Tensor) -> Tensor:
         """This rank's part of a batch."""
-        first, last = shard(len(group), processes.rank(), processes.world_size())
+        first, last = shard(len(group), ranks.rank(), ranks.world_size())
         return group[first:last]
 
     # -- looking after it ---------------------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ class Training:
             )
         # Every rank takes part: the bank is in shards.
         views = [ranks.all_gather_rows(view[:-1], self.device) for view in self.bank.view_2ND]
-        if self.recorder is None or not processes.is_writer():
+        if self.recorder is None or not ranks.is_writer():
             return
         tensors = {
             **checkpoint.with_prefix("network", self.network.state_dict()),
@@ -479,7 +479,7 @@ class Training:
         torch.set_rng_state(tensors["random"])
         self.epoch, self.step_in_epoch = int(facts["epoch"]), int(facts["step_in_epoch"])
         self.seconds, self.log_likelihood = float(facts["seconds"]), float(facts["log_likelihood"])
-        if self.recorder is not None and processes.is_writer():
+        if self.recorder is not None and ranks.is_writer():
             self.metrics = self.recorder.truncate_metrics(self.epoch)
 
 

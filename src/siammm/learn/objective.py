@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from siammm.core.processes import all_gather_batch, rank, sum_over_ranks, world_size
+from siammm.core.ranks import all_gather_batch, rank, sum_over_ranks, world_size
 from siammm.learn import losses, peer_losses
 from siammm.learn.clustering import Clustering
 from siammm.learn.losses import Gather

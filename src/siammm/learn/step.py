@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from siammm.core.precision import network_precision
-from siammm.core.processes import all_gather_batch, world_size
+from siammm.core.device import network_precision
+from siammm.core.ranks import all_gather_batch, world_size
 from siammm.data import randomness
 from siammm.data.loader import Batch, Loader
 from siammm.learn.bank import Bank

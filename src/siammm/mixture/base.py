@@ -135,7 +135,7 @@ class Mixture(DensityMixin, BaseEstimator):
             samples = Samples(self._validated(X, reset=True), device=device, unit=self._unit)
         samples.join_ranks()
         self._prepare(samples, reset=True)
-        seed = ranks.agreed(int(check_random_state(self.random_state).randint(2**31 - 1)), device)
+        seed = ranks.broadcast_int(int(check_random_state(self.random_state).randint(2**31 - 1)), device)
         generator = torch.Generator().manual_seed(seed)
         best: _Fit | None = None
         with FitProgress(enabled=self.progress and ranks.rank() == 0) as progress:

@@ -9,7 +9,6 @@ from __future__ import annotations
 # safetensors is only partly typed.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import json
-import os
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from siammm.core.errors import StoredFileError
+from siammm.core.files import written_whole
 from siammm.mixture.merge import Merges
 
 _FORMAT = 1
@@ -46,23 +46,8 @@ def save(mixture: Any, path: Path) -> None:
         arrays["merges.linkage"] = mixture.merges_.linkage
         header["merges"] = {"n_components": mixture.merges_.n_components, "n_merges": mixture.merges_.n_merges}
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with written_whole(path) as scratch:
         save_file(arrays, scratch, metadata={"siammm": json.dumps(header)})
-        make_readable(scratch)
-        with open(scratch, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(scratch, path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
-
-
-def make_readable(path: Path) -> None:
-    """Give a file the usual permissions: safetensors writes for the owner alone."""
-    mask = os.umask(0)
-    os.umask(mask)
-    path.chmod(0o666 & ~mask)
 
 
 def load(kind: type[Estimator], path: Path) -> Estimator:

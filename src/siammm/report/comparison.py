@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from siammm.core.text import shown
+from siammm.core.text import printable, shown
 from siammm.metrics.clustering import clustering_scores
 from siammm.report import history, judged
 from siammm.report.contents import Comparison, Matching
-from siammm.report.plain import number, printable
+from siammm.report.plain import number
 from siammm.runs.opened import Assigned, image_size_of, read_assigned
 
 _MATCHES = 6

@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 
 import siammm
+from siammm.core.text import counted
 from siammm.report import chosen, comparison, history, judged, places, thumbnails, tree
 from siammm.report.chosen import Measured, Rows, Shown
 from siammm.report.contents import FORMAT, Cluster, Contents, Images
 from siammm.report.places import MapMethod
-from siammm.report.plain import counted, number, numbers
+from siammm.report.plain import number, numbers
 from siammm.report.thumbnails import Layout
 from siammm.runs.opened import Assigned, OpenRun, Tell, n_set_aside
 

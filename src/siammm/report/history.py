@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from siammm.core.text import printable
 from siammm.report.contents import Run
-from siammm.report.plain import is_number, number, printable
+from siammm.report.plain import is_number, number
 from siammm.runs.opened import Assigned
 from siammm.settings.stored import as_plain
 

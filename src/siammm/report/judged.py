@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from siammm.core.errors import InputError, StoredFileError
-from siammm.core.text import one_line, shown
+from siammm.core.text import one_line, printable, shown
 from siammm.evaluate import evaluation as record
 from siammm.report.chosen import Rows
 from siammm.report.contents import Figure, Suspect
-from siammm.report.plain import number, printable
+from siammm.report.plain import number
 from siammm.runs.opened import Assigned
 
 MOST_SUSPECTS = 1000

@@ -9,23 +9,6 @@ from typing import Any
 import numpy as np
 
 
-def printable(text: object) -> str:
-    r"""The text as valid Unicode: bytes of a name that are none, which Python keeps as surrogates, become ``\xff``.
-
-    Everything else stays as it is, control characters and marks of direction too: they are data.
-    """
-    text = str(text)
-    try:
-        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
-        return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def counted(count: int, what: str) -> str:
-    """A number of things: 1 image, 1,797 images."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
-
-
 def number(value: Any, digits: int = 6, *, otherwise: float = 0.0) -> float:
     """A finite number, to so many significant digits; ``otherwise`` where it is none."""
     value = float(value)

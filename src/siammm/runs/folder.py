@@ -23,7 +23,9 @@ from typing import Any
 
 from torch import Tensor
 
+from siammm.core import files
 from siammm.core.errors import InputError, StoredFileError
+from siammm.core.files import write_text
 from siammm.core.folders import check_new_folder
 from siammm.data.decode import SetAside
 from siammm.learn import checkpoint
@@ -87,7 +89,7 @@ class RunFolder:
                 else:
                     earlier.unlink(missing_ok=True)
             path.mkdir(parents=True, exist_ok=True)
-            write_whole(path / CONFIG, json.dumps({"settings": as_plain(config), **facts}, indent=2) + "\n")
+            write_text(path / CONFIG, json.dumps({"settings": as_plain(config), **facts}, indent=2) + "\n")
         except OSError as error:
             raise unwritable(path, error) from error
 
@@ -128,7 +130,7 @@ class RunFolder:
         """Forget the metrics after so many epochs, from where the run continues; the rows that are left."""
         rows = [row for row in self.metrics() if row["epoch"] <= epochs]
         try:
-            write_whole(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+            write_text(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
         except OSError as error:
             raise unwritable(self.path, error) from error
         return rows
@@ -170,19 +172,6 @@ class RunFolder:
         return self._board or None
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        with scratch.open("rb") as written:
-            os.fsync(written.fileno())
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
 def unwritable(path: Path, error: Exception) -> InputError:
-    """What to say where the run folder cannot be written."""
-    reason = " ".join((getattr(error, "strerror", None) or str(error)).split()).rstrip(".")
-    return InputError(f"The run folder {path} cannot be written ({reason}); make room, or choose another --output.")
+    """The error for a run folder that cannot be written."""
+    return files.unwritable(f"The run folder {path}", error, "make room, or choose another --output")

@@ -21,7 +21,7 @@ from numpy.lib.format import open_memmap
 from safetensors import SafetensorError, safe_open
 
 from siammm.core.errors import InputError, SiamMMError, StoredFileError
-from siammm.core.text import one_line, shown
+from siammm.core.text import one_line, printable, shown
 from siammm.data.decode import SetAside
 from siammm.data.loader import open_loader
 from siammm.data.sources import Source, open_source
@@ -31,7 +31,6 @@ from siammm.learn.encode import encode
 from siammm.learn.networks import SiameseNetwork
 from siammm.metrics.clustering import label_codes
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.report.plain import printable
 from siammm.runs import folder as run
 from siammm.runs import results
 from siammm.runs.folder import RunFolder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from siammm.core.errors import StoredFileError
+from siammm.core.files import write_text, written_whole
 from siammm.data.view_settings import ViewSettings, views
 from siammm.learn.build import build_network
 from siammm.learn.loop import Trained
 from siammm.learn.networks import SiameseNetwork
-from siammm.mixture.storage import make_readable
 from siammm.runs import folder as run
-from siammm.runs.folder import RunFolder, write_whole
+from siammm.runs.folder import RunFolder
 from siammm.settings.stored import as_plain, from_plain
 from siammm.settings.training import TrainConfig
 
@@ -57,7 +56,7 @@ def _leave(folder: RunFolder, trained: Trained) -> None:
                 ],
             }
         )
-        write_whole(folder.path / run.MERGES, text + "\n")
+        write_text(folder.path / run.MERGES, text + "\n")
 
 
 def assignments(trained: Trained) -> pa.Table:
@@ -79,13 +78,8 @@ def save_network(path: Path, network: SiameseNetwork, config: TrainConfig, view:
     """All networks in one file, with the settings that build them in its header."""
     header = {"format": _FORMAT, "settings": as_plain(config), "image_size": view.size}
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with written_whole(path) as scratch:
         save_file(tensors, scratch, metadata={"siammm": json.dumps(header)})
-        make_readable(scratch)
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def load_network(path: Path) -> tuple[SiameseNetwork, TrainConfig, ViewSettings]:
@@ -110,19 +104,10 @@ def load_network(path: Path) -> tuple[SiameseNetwork, TrainConfig, ViewSettings]
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with written_whole(path) as scratch:
         pq.write_table(table, scratch)
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def _write_array(path: Path, array: np.ndarray) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with scratch.open("wb") as file:
-            np.save(file, array)
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with written_whole(path) as scratch, scratch.open("wb") as file:
+        np.save(file, array)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from siammm.core.precision import has_bf16, network_precision
+from siammm.core.device import has_bf16, network_precision
 
 
 def test_a_gpu_that_only_imitates_bf16_does_not_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
