@@ -24,44 +24,57 @@ function visible(text) {
 }
 
 /** An element that holds a string of the data, kept apart from the direction of the text around it. */
-function named(text, className) {
-  return el("bdi", { class: className }, visible(text));
+function named(text, className = "") {
+  return el(`bdi.${className}`, visible(text));
 }
 
 function labelName(label) {
   return label >= 0 && label < labelNames.length ? labelNames[label] : "no label";
 }
 
-/** The name of the label that most have, or an empty element where there is none. */
-function majority(label, className) {
+/** The name of the most common label, or an empty element where there is none. */
+function majority(label, className = "") {
   return hasLabels && label >= 0 ? named(labelName(label), className) : span(className);
+}
+
+/** The most common label and its share, to put after the name of a cluster. */
+function majorityWords({ label, purity }) {
+  return hasLabels && label >= 0 ? `, ${percent(purity)} ${labelName(label)}` : "";
 }
 
 // ------------------------------------------------------------------------------------------------------- elements
 
 const SVG = "http://www.w3.org/2000/svg";
-const SVG_TAGS = new Set(["svg", "path", "line", "circle", "rect", "g", "text"]);
+const SVG_TAGS = new Set(["svg", "path", "line", "circle", "text"]);
 
-/** An element with attributes (on: listeners), and children that are elements or text. */
-function el(tag, attributes = {}, ...children) {
-  const element = SVG_TAGS.has(tag) ? document.createElementNS(SVG, tag) : document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
+/**
+ * An element: el("p.note", {title: "..."}, ...children). The attributes may be left out; `on` holds listeners, `style`
+ * properties. Children are elements or text; empty ones (null, false, "") are skipped.
+ */
+function el(tag, ...children) {
+  const attributes = children[0]?.constructor === Object ? children.shift() : {};
+  const [name, ...classes] = tag.split(/[. ]+/).filter(Boolean);
+  const element = SVG_TAGS.has(name) ? document.createElementNS(SVG, name) : document.createElement(name);
+  if (classes.length) element.setAttribute("class", classes.join(" "));
+  for (const [key, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
-    if (name === "on") for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
-    else if (name === "style") for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
-    else element.setAttribute(name, value === true ? "" : String(value));
+    if (key === "on") for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
+    else if (key === "style") for (const [part, text] of Object.entries(value)) element.style.setProperty(part, text);
+    else element.setAttribute(key, value === true ? "" : String(value));
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat().filter((child) => child || child === 0));
   return element;
 }
 
-function span(className, ...children) {
-  return el("span", { class: className }, ...children);
-}
+const span = (className, ...children) => el(`span.${className}`, ...children);
+const note = (...children) => el("p.note", ...children);
+const dot = (i) => el("span.dot", { style: { background: colourOf(i) }, "aria-hidden": "true" });
+const fact = (term, value) => el("div.fact", el("dt", term), el("dd", value));
+const head = (title, ...more) => el("header.head", el("h1", title), ...more);
+const field = (text, control, className = "") => el(`label.field ${className}`, el("span", text), control);
 
 function icon(path) {
-  const shape = el("path", { d: path });
-  return el("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true", focusable: "false" }, shape);
+  return el("svg.icon", { viewBox: "0 0 24 24", "aria-hidden": "true", focusable: "false" }, el("path", { d: path }));
 }
 
 function announce(text) {
@@ -72,21 +85,16 @@ function announce(text) {
 function choice(legend, options, value, onChange) {
   const name = `choice-${choice.count++}`;
   const items = options.map(([key, text]) => {
-    const input = el("input", { type: "radio", name, value: key, checked: key === value });
-    input.addEventListener("change", () => onChange(key));
-    return el("label", {}, input, el("span", {}, text));
+    const on = { change: () => onChange(key) };
+    return el("label", el("input", { type: "radio", name, value: key, checked: key === value, on }), el("span", text));
   });
-  const group = el("fieldset", { class: "choice" }, el("legend", { class: "unseen" }, legend), ...items);
+  const group = el("fieldset.choice", el("legend.unseen", legend), ...items);
   group.set = (key) => {
     for (const input of group.querySelectorAll("input")) input.checked = input.value === key;
   };
   return group;
 }
 choice.count = 0;
-
-function field(text, control, className = "") {
-  return el("label", { class: `field ${className}` }, el("span", {}, text), control);
-}
 
 /** A select over [value, text] pairs; the texts may be hostile. */
 function picker(pairs, value, onChange) {
@@ -100,13 +108,24 @@ function button(text, onClick, attributes = {}) {
   return el("button", { type: "button", ...attributes, on: { click: onClick } }, text);
 }
 
-/** Notes may name commands between back quotes. */
-function withCode(text) {
-  return visible(text).split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
+/** A box to type a search in; it calls onType when the typing pauses. */
+function searchBox(placeholder, wait, onType) {
+  const on = { input: debounced(() => onType(), wait) };
+  return el("input", { type: "search", placeholder, autocomplete: "off", spellcheck: "false", on });
 }
 
-function fact(term, value) {
-  return el("div", { class: "fact" }, el("dt", {}, term), el("dd", {}, value));
+/** Calls the action once nobody has asked for it for some milliseconds. */
+function debounced(action, wait) {
+  let timer = 0;
+  return () => {
+    clearTimeout(timer);
+    timer = setTimeout(action, wait);
+  };
+}
+
+/** Notes may name commands between back quotes. */
+function withCode(text) {
+  return visible(text).split("`").map((part, i) => (i % 2 ? el("code", part) : part));
 }
 
 // -------------------------------------------------------------------------------------------------------- numbers
@@ -126,12 +145,13 @@ function percent(share, digits = 0) {
   return Number.isFinite(share) ? `${(100 * share).toFixed(digits)}\u202f%` : DASH;
 }
 
-/** A number to read: three figures that count, no more. */
+const countAndShare = (n, whole) => `${count(n)} \u00b7 ${percent(n / whole)}`;
+
+/** A number with three significant digits. */
 function figure(value, digits = 3) {
   if (!Number.isFinite(value)) return DASH;
-  if (Number.isInteger(value)) return count(value);
   const size = Math.abs(value);
-  if (size >= 1000) return count(value);
+  if (Number.isInteger(value) || size >= 1000) return count(value);
   if (size < 0.001) return value.toExponential(1);
   const decimals = size >= 1 ? Math.max(0, digits - 1 - Math.floor(Math.log10(size))) : digits;
   return value.toFixed(decimals).replace("-", "\u2212");
@@ -150,26 +170,22 @@ function clamp(value, low, high) {
 }
 
 const range = (n) => Array.from({ length: n }, (_, i) => i);
+const sumOf = (pairs) => pairs.reduce((sum, [, n]) => sum + n, 0);
 
 // --------------------------------------------------------------------------------------------------------- colour
-
-/** Colours told apart as well as any: hues a golden angle from each other, of one lightness for each theme. */
-function hueOf(i) {
-  return (30 + i * 137.50776) % 360;
-}
 
 function isDark() {
   const chosen = document.documentElement.dataset.theme;
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-/** Red, green and blue of hue i for the theme that is shown. */
+/** Red, green and blue of group i in the theme that is shown. Hues are a golden angle apart, so that they differ. */
 function rgbOf(i) {
   if (i < 0) return isDark() ? [110, 116, 122] : [160, 160, 158];
   const turn = Math.floor(i / 12) % 3;
   const light = (isDark() ? [0.66, 0.74, 0.56] : [0.5, 0.4, 0.6])[turn];
   const strength = (isDark() ? [0.55, 0.4, 0.5] : [0.58, 0.45, 0.5])[turn];
-  const h = hueOf(i) / 30;
+  const h = ((30 + i * 137.50776) % 360) / 30;
   const part = (n) => {
     const k = (n + h) % 12;
     return Math.round(255 * (light - strength * Math.min(light, 1 - light) * Math.max(-1, Math.min(k - 3, 9 - k, 1))));
@@ -177,41 +193,36 @@ function rgbOf(i) {
   return [part(0), part(8), part(4)];
 }
 
-function colourOf(i) {
-  const [red, green, blue] = rgbOf(i);
-  return `rgb(${red} ${green} ${blue})`;
-}
-
+const colourOf = (i) => `rgb(${rgbOf(i).join(" ")})`;
 const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // Whatever is drawn on a canvas is drawn again when the theme changes.
 const themeWatchers = new Set();
+const themeChanged = () => themeWatchers.forEach((watcher) => watcher());
 
-const readTheme = () => {
+function readTheme() {
   try {
     return localStorage.getItem("siammm-theme");
   } catch {
     return null; // storage may be forbidden, as for some pages from disk
   }
-};
+}
 
-function setTheme(theme, remember = true) {
+function setTheme(theme) {
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
-  if (remember) {
-    try {
-      localStorage.setItem("siammm-theme", theme);
-    } catch {
-      // Then the choice lasts as long as the page.
-    }
+  try {
+    localStorage.setItem("siammm-theme", theme);
+  } catch {
+    // Then the choice lasts as long as the page.
   }
-  for (const watcher of themeWatchers) watcher();
+  themeChanged();
 }
 
 // ------------------------------------------------------------------------------------------------ where we are
 
 // The address is #/section?key=value...; `cluster` opens that cluster over any section. So links, bookmarks and the
 // back button all work.
-const sections = new Map(); // id -> {title, icon, build(element), update(params)}
+const sections = new Map(); // id -> {title, icon, build(element)}; build may return update(params)
 
 function where() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
@@ -227,21 +238,25 @@ function address(section, params = {}) {
   return `#/${section}${text ? `?${text}` : ""}`;
 }
 
-/** Go to an address of this page; `replace` for steps that the back button should not retrace. */
+/** Go to an address of this page; `replace` for steps that the back button should skip. */
 function go(hash, { replace = false, state = null } = {}) {
   if (hash !== location.hash) history[replace ? "replaceState" : "pushState"](state, "", hash);
   show();
 }
 
-/** Change some of the parameters of where we are. */
-function adjust(changes, options) {
+/** The address of where we are, with some of its parameters changed. */
+function changed(changes) {
   const { section, params } = where();
-  go(address(section, { ...Object.fromEntries(params), ...changes }), options);
+  return address(section, { ...Object.fromEntries(params), ...changes });
 }
 
-function clusterAddress(index) {
-  const { section, params } = where();
-  return address(section, { ...Object.fromEntries(params), cluster: index });
+const adjust = (changes, options) => go(changed(changes), options);
+
+/** A link that opens a cluster. */
+function clusterLink(className, index, ...children) {
+  const attributes = children[0]?.constructor === Object ? children.shift() : {};
+  const href = changed({ cluster: index });
+  return el(`a.${className}`, { href, "data-cluster": index, ...attributes }, ...children);
 }
 
 function openCluster(index) {

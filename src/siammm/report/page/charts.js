@@ -30,8 +30,10 @@ function logTicks(low, high) {
   return found.length > 1 ? found : [low, high];
 }
 
-const tickText = (value) =>
-  Math.abs(value) >= 10000 ? `${Number((value / 1000).toPrecision(5))}k` : String(Number(value.toPrecision(3))).replace("-", "\u2212");
+function tickText(value) {
+  if (Math.abs(value) >= 10000) return `${Number((value / 1000).toPrecision(5))}k`;
+  return String(Number(value.toPrecision(3))).replace("-", "\u2212");
+}
 
 /** A scale from values to pixels, of one of two kinds. */
 function scale(low, high, from, to, log = false) {
@@ -51,86 +53,79 @@ function redrawn(element, draw) {
   }).observe(element);
 }
 
-function axes(svg, x, y, width, height, yTicks = 4) {
-  for (const value of y.ticks(yTicks)) {
+function axes(svg, x, y, width, height) {
+  for (const value of y.ticks(4)) {
     const at = Math.round(y(value)) + 0.5;
     svg.append(
-      el("line", { class: "gridline", x1: PLOT.left, x2: width - PLOT.right, y1: at, y2: at }),
-      el("text", { class: "tick", x: PLOT.left - 8, y: at + 4, "text-anchor": "end" }, tickText(value)),
+      el("line.gridline", { x1: PLOT.left, x2: width - PLOT.right, y1: at, y2: at }),
+      el("text.tick", { x: PLOT.left - 8, y: at + 4, "text-anchor": "end" }, tickText(value)),
     );
   }
-  // Across go epochs or images: there is no half of one.
+  // The x axis counts epochs or images, so that only whole numbers make sense.
   for (const value of x.ticks(Math.max(2, Math.floor(width / 110))).filter((one) => Math.abs(one % 1) < 1e-9)) {
-    svg.append(el("text", { class: "tick", x: x(value), y: height - 6, "text-anchor": "middle" }, tickText(value)));
+    svg.append(el("text.tick", { x: x(value), y: height - 6, "text-anchor": "middle" }, tickText(value)));
   }
+}
+
+/** A chart with a title and a line of text that says what is under the pointer. */
+function captioned(title, readout, ...children) {
+  return el("figure.chart", el("figcaption", span("chart-title", title), readout), ...children);
 }
 
 /**
  * Lines over epochs. lines: [{name, points, step, style}]; marks: [[epoch, value, text]] are dots on the first line.
+ * Numbers of clusters (step) that fall by much get a logarithmic scale.
  */
-function lineChart({ title, lines, marks = [], log = false, height = 190, words = "" }) {
-  const kept = lines.map((line) => ({
-    ...line,
-    points: line.points.filter(([, v]) => Number.isFinite(v) && (!log || v > 0)),
-  }));
-  const drawn = kept.filter((line) => line.points.length);
+function lineChart({ title, lines, marks = [], height = 190, words = "" }) {
+  const given = lines.flatMap((line) => line.points.map(([, value]) => value));
+  const log = lines[0]?.step && Math.max(...given) > 12 * Math.max(1, Math.min(...given));
+  const usable = ([, value]) => Number.isFinite(value) && (!log || value > 0);
+  const drawn = lines
+    .map((line) => ({ ...line, points: line.points.filter(usable) }))
+    .filter((line) => line.points.length);
   const all = drawn.flatMap((line) => line.points);
-  const readout = el("output", { class: "readout" });
-  const caption = el("figcaption", {}, span("chart-title", title), readout);
-  const holder = el("div", { class: "plot" });
-  const legend = drawn.length > 1 && el(
-    "div",
-    { class: "legend" },
-    ...drawn.map((line) => span(`key ${line.style || ""}`, named(line.name))),
-  );
-  const chart = el("figure", { class: "chart" }, caption, legend || "", holder);
+  const readout = el("output.readout");
+  const holder = el("div.plot");
+  const keys = drawn.map((line) => span(`key ${line.style || ""}`, named(line.name)));
+  const chart = captioned(title, readout, drawn.length > 1 && el("div.legend", ...keys), holder);
   if (!all.length) {
-    holder.append(el("p", { class: "empty" }, "Nothing was recorded."));
+    holder.append(el("p.empty", "Nothing was recorded."));
     return chart;
   }
   const epochs = [...new Set(all.map(([epoch]) => epoch))].sort((a, b) => a - b);
   const values = all.map(([, value]) => value);
-  let low = Math.min(...values);
-  let high = Math.max(...values);
+  let [low, high] = [Math.min(...values), Math.max(...values)];
   if (low === high) [low, high] = log ? [low / 2, high * 2] : [low - 0.5, high + 0.5];
   if (!log && low > 0 && low < 0.35 * high) low = 0;
   else if (!log) low -= 0.05 * (high - low); // a line on the edge looks cut off
   const said = drawn.map((line) => {
-    const [first, last] = [line.points[0], line.points[line.points.length - 1]];
-    const [start, end] = [first, last].map(([epoch, value]) => `${figure(value)} at epoch ${figure(epoch)}`);
-    return `${line.name}: ${start}, ${end}`;
+    const ends = [line.points[0], line.points.at(-1)];
+    return `${line.name}: ${ends.map(([epoch, value]) => `${figure(value)} at epoch ${figure(epoch)}`).join(", ")}`;
   });
 
   const rest = () => {
-    const last = drawn.map((line) => figure(line.points[line.points.length - 1][1]));
-    readout.textContent = last.join(" \u00b7 ");
+    readout.textContent = drawn.map((line) => figure(line.points.at(-1)[1])).join(" \u00b7 ");
   };
   rest();
 
   redrawn(holder, (width) => {
-    const x = scale(epochs[0], epochs[epochs.length - 1], PLOT.left, width - PLOT.right);
+    const x = scale(epochs[0], epochs.at(-1), PLOT.left, width - PLOT.right);
     const y = scale(low, high, height - PLOT.bottom, PLOT.top, log);
-    const svg = el(
-      "svg",
-      { width, height, role: "img", tabindex: "0", "aria-label": `${title}. ${said.join("; ")}. ${words}` },
-    );
+    const label = `${title}. ${said.join("; ")}. ${words}`;
+    const svg = el("svg", { width, height, role: "img", tabindex: "0", "aria-label": label });
     axes(svg, x, y, width, height);
+    const mark = (epoch, value) => svg.append(el("circle.mark", { cx: x(epoch), cy: y(value), r: 3 }));
     for (const line of drawn) {
       let path = "";
       line.points.forEach(([epoch, value], i) => {
         const [at, level] = [x(epoch).toFixed(1), y(value).toFixed(1)];
         path += i === 0 ? `M${at} ${level}` : line.step ? `H${at}V${level}` : `L${at} ${level}`;
       });
-      svg.append(el("path", { class: `line ${line.style || ""}`, d: path }));
-      if (line.points.length === 1) svg.append(el(
-        "circle",
-        { class: "mark", cx: x(line.points[0][0]), cy: y(line.points[0][1]), r: 3 },
-      ));
+      svg.append(el(`path.line ${line.style || ""}`, { d: path }));
+      if (line.points.length === 1) mark(...line.points[0]);
     }
-    for (const [epoch, value] of marks) {
-      if (!log || value > 0) svg.append(el("circle", { class: "mark", cx: x(epoch), cy: y(value), r: 3 }));
-    }
-    const cross = el("line", { class: "cross", y1: PLOT.top, y2: height - PLOT.bottom, visibility: "hidden" });
+    for (const [epoch, value] of marks) if (!log || value > 0) mark(epoch, value);
+    const cross = el("line.cross", { y1: PLOT.top, y2: height - PLOT.bottom, visibility: "hidden" });
     svg.append(cross);
     let index = epochs.length - 1;
     const point = (i) => {
@@ -173,17 +168,17 @@ function lineChart({ title, lines, marks = [], log = false, height = 190, words 
 
 /** A bar of shares, its parts in the colours of their labels; the rest in grey. */
 function shareBar(parts, total, className = "") {
-  const bar = el("span", { class: `share-bar ${className}`, "aria-hidden": "true" });
+  const bar = el(`span.share-bar ${className}`, { "aria-hidden": "true" });
   for (const [colour, n] of parts) {
     if (n > 0) bar.append(el("span", { style: { flex: `${n} 0 0`, background: colour } }));
   }
-  const rest = total - parts.reduce((sum, [, n]) => sum + n, 0);
-  if (rest > 0) bar.append(el("span", { class: "rest", style: { flex: `${rest} 0 0` } }));
+  const rest = total - sumOf(parts);
+  if (rest > 0) bar.append(el("span.rest", { style: { flex: `${rest} 0 0` } }));
   return bar;
 }
 
 /** A single value from 0 to 1. */
-function meter(value, className = "") {
+function meter(value) {
   const level = el("span", { style: { width: `${(100 * clamp(value || 0, 0, 1)).toFixed(1)}%` } });
-  return el("span", { class: `meter ${className}`, "aria-hidden": "true" }, level);
+  return el("span.meter", { "aria-hidden": "true" }, level);
 }

@@ -16,75 +16,42 @@ function clustersOf(label) {
   return labelTotals.get(label) ?? [];
 }
 
-const sum = (pairs) => pairs.reduce((total, [, n]) => total + n, 0);
-
-function imagesOf(cluster, label) {
-  return clusters[cluster].by_label.find(([found]) => found === label)?.[1] ?? [];
-}
-
-/** One row of a view: a name, how many, and images. */
-function classRow(head, n, total, colour, rows, label) {
-  const bar = shareBar([[colour, n]], total);
+/** One row of a view: the images of one label in one cluster, and their share of all. */
+function classRow(title, index, label, n, whole, colour) {
+  const rows = clusters[index].by_label.find(([found]) => found === label)?.[1] ?? [];
+  const spoken = `Images labelled ${visible(labelName(label))} in cluster ${index}`;
+  const shown = thumbnailRow(rows, spoken, (row) => openCluster(images.cluster[row]));
   return el(
-    "li",
-    { class: "class-row" },
-    el("div", { class: "class-head" }, head, bar, span("number", `${count(n)} \u00b7 ${percent(n / total)}`)),
-    rows.length ? thumbnailRow(rows, label, (row) => openCluster(images.cluster[row])) : el(
-      "p",
-      { class: "note" },
-      "No image of these is on the page.",
-    ),
+    "li.class-row",
+    el("div.class-head", title, shareBar([[colour, n]], whole), span("number", countAndShare(n, whole))),
+    rows.length ? shown : note("None of these images is on this page."),
   );
 }
 
+const classLink = (view, of, text) => el("a.class-name", { href: address("classes", { view, of }) }, text);
+
+/** What makes each row of a view, most images first. */
 function rowsOfCluster(index) {
-  const counts = clusters[index].label_counts;
-  const total = sum(counts);
-  return counts.map(([label, n]) => {
-    const head = el(
-      "a",
-      { class: "class-name", href: address("classes", { view: "label", of: label }) },
-      named(labelName(label)),
-    );
-    return () => classRow(
-      head,
-      n,
-      total,
-      colourOf(label),
-      imagesOf(index, label),
-      `Images labelled ${visible(labelName(label))} in cluster ${index}`,
-    );
-  });
+  const pairs = clusters[index].label_counts;
+  return pairs.map(([label, n]) => () =>
+    classRow(classLink("label", label, named(labelName(label))), index, label, n, sumOf(pairs), colourOf(label)),
+  );
 }
 
 function rowsOfLabel(label) {
   const pairs = clustersOf(label);
-  const total = sum(pairs);
-  return pairs.map(([index, n]) => {
-    const other = clusters[index].label !== label && clusters[index].label >= 0;
-    const mostly = other ? span("note", "mostly ", named(labelName(clusters[index].label))) : "";
-    const head = el(
-      "span",
-      {},
-      el("a", { class: "class-name", href: address("classes", { view: "cluster", of: index }) }, `Cluster ${index}`),
-      " ",
-      mostly,
-    );
-    return () => classRow(
-      head,
-      n,
-      total,
-      colourOf(index),
-      imagesOf(index, label),
-      `Images labelled ${visible(labelName(label))} in cluster ${index}`,
-    );
+  return pairs.map(([index, n]) => () => {
+    const most = clusters[index].label;
+    const mostly = most !== label && most >= 0 && span("note", "mostly ", named(labelName(most)));
+    const title = el("span", classLink("cluster", index, `Cluster ${index}`), " ", mostly);
+    return classRow(title, index, label, n, sumOf(pairs), colourOf(index));
   });
 }
 
 /** Shows the first rows now and the rest when they come near. */
 function lazyList(holder, makers, step = 12) {
   let shown = 0;
-  const end = el("li", { class: "list-end", "aria-hidden": "true" });
+  const end = el("li.list-end", { "aria-hidden": "true" });
   const grow = () => {
     for (const make of makers.slice(shown, shown + step)) holder.insertBefore(make(), end);
     shown += step;
@@ -93,10 +60,8 @@ function lazyList(holder, makers, step = 12) {
       end.remove();
     }
   };
-  const watch = new IntersectionObserver(
-    (entries) => entries.some((entry) => entry.isIntersecting) && grow(),
-    { rootMargin: "500px" },
-  );
+  const near = (entries) => entries.some((entry) => entry.isIntersecting) && grow();
+  const watch = new IntersectionObserver(near, { rootMargin: "500px" });
   holder.replaceChildren(end);
   grow();
   if (end.isConnected || shown < makers.length) watch.observe(end);
@@ -107,12 +72,8 @@ function addClasses() {
     title: "Classes",
     icon: "M4 6h4v4H4zM4 14h4v4H4zM11 7h9v2h-9zM11 15h9v2h-9z",
     build(root) {
-      const switcher = choice(
-        "View",
-        [["label", "One label, by cluster"], ["cluster", "One cluster, by label"]],
-        "label",
-        (view) => go(address("classes", { view })),
-      );
+      const views = [["label", "One label, by cluster"], ["cluster", "One cluster, by label"]];
+      const switcher = choice("View", views, "label", (key) => go(address("classes", { view: key })));
       const labels = range(labelNames.length).filter((label) => clustersOf(label).length);
       const largest = sortedClusters("size", range(clusters.length));
       const pickers = {
@@ -134,19 +95,12 @@ function addClasses() {
       };
       const earlier = button("\u2190", () => jump(-1), { class: "tool" });
       const later = button("\u2192", () => jump(1), { class: "tool" });
-      const lead = el("p", { class: "lead small", role: "status" });
-      const list = el("ul", { class: "class-rows" });
+      const lead = el("p.lead.small", { role: "status" });
+      const list = el("ul.class-rows");
       let [view, shown] = ["label", ""];
       root.append(
-        el("header", { class: "head" }, el("h1", {}, "Classes")),
-        el(
-          "div",
-          { class: "controls" },
-          switcher,
-          holders.label,
-          holders.cluster,
-          el("div", { class: "tools" }, earlier, later),
-        ),
+        head("Classes"),
+        el("div.controls", switcher, holders.label, holders.cluster, el("div.tools", earlier, later)),
         lead,
         list,
       );
@@ -154,18 +108,15 @@ function addClasses() {
         shown = key;
         const of = Number(pickers[view].value);
         const makers = view === "label" ? rowsOfLabel(of) : rowsOfCluster(of);
-        const total = view === "label" ? sum(clustersOf(of)) : clusters[of].size;
-        if (view === "label") lead.replaceChildren(
-          plural(total, "image"),
-          " labelled ",
-          named(labelName(of), "strong"),
-          ` in ${plural(makers.length, "cluster")}.`,
-        );
-        else lead.replaceChildren(`Cluster ${of} has ${plural(total, "image")} of ${plural(makers.length, "label")}.`);
+        const total = plural(view === "label" ? sumOf(clustersOf(of)) : clusters[of].size, "image");
+        if (view === "label") {
+          const rest = ` in ${plural(makers.length, "cluster")}.`;
+          lead.replaceChildren(total, " labelled ", named(labelName(of), "strong"), rest);
+        } else lead.replaceChildren(`Cluster ${of} has ${total} of ${plural(makers.length, "label")}.`);
         lazyList(list, makers);
       };
       themeWatchers.add(() => shown && draw(shown));
-      this.update = (params) => {
+      return (params) => {
         view = params.get("view") === "cluster" ? "cluster" : "label";
         if (view === "cluster") fillClusters();
         const select = pickers[view];
@@ -183,7 +134,6 @@ function addClasses() {
         if (key !== shown) draw(key);
       };
     },
-    update() {},
   });
 }
 

@@ -44,28 +44,27 @@ function matchingClusters(query) {
   return all.filter((i) => found.has(i));
 }
 
-function labelParts(counts, most = 6) {
-  return counts.slice(0, most).map(([label, n]) => [colourOf(label), n]);
+/** A bar of the most common labels of a cluster. */
+function labelBar({ label_counts: counts }, most = 6, className = "") {
+  return shareBar(counts.slice(0, most).map(([label, n]) => [colourOf(label), n]), sumOf(counts), className);
 }
 
-function labelBar(cluster) {
-  const total = cluster.label_counts.reduce((sum, [, n]) => sum + n, 0);
-  return total ? shareBar(labelParts(cluster.label_counts), total) : null;
+/** The first line of a card: the number of a cluster, its most common label, and what comes after them. */
+function cardLine(index, ...more) {
+  return span("card-line", span("card-number", `#${index}`), majority(clusters[index].label, "card-label"), ...more);
 }
 
 function clusterCard(index, width) {
   const cluster = clusters[index];
-  const title = majority(cluster.label, "card-label");
   const purity = hasLabels && cluster.purity !== null && span("card-purity", percent(cluster.purity));
-  const facts = `${plural(cluster.size, "image")} \u00b7 \u03ba\u00a0${figure(cluster.concentration)}`;
-  const spoken = `${clusterTitle(index)}, ${plural(cluster.size, "image")}`;
-  return el(
-    "a",
-    { class: "card", href: clusterAddress(index), "data-focus": true, "data-cluster": index, "aria-label": spoken },
+  return clusterLink(
+    "card",
+    index,
+    { "data-focus": true, "aria-label": `${clusterTitle(index)}, ${plural(cluster.size, "image")}` },
     heroMosaic(cluster.central, width),
-    span("card-line", span("card-number", `#${index}`), title, purity),
-    span("card-facts", facts),
-    hasLabels && labelBar(cluster),
+    cardLine(index, purity),
+    span("card-facts", `${plural(cluster.size, "image")} \u00b7 \u03ba\u00a0${figure(cluster.concentration)}`),
+    hasLabels && cluster.label_counts.length > 0 && labelBar(cluster),
   );
 }
 
@@ -81,22 +80,12 @@ sections.set("clusters", {
   icon: "M4 4h7v7H4zM13 4h7v7h-7zM4 13h7v7H4zM13 13h7v7h-7z",
   build(root) {
     let [query, order] = [null, null];
-    const search = el(
-      "input",
-      {
-        type: "search",
-        placeholder: hasLabels ? "Label, image name or number" : "Image name or number",
-        autocomplete: "off",
-        spellcheck: "false",
-      },
-    );
+    const hint = hasLabels ? "Label, image name or number" : "Image name or number";
+    const search = searchBox(hint, 120, () => adjust({ q: search.value }, { replace: true }));
     const orders = Object.entries(ORDERS).filter(([key]) => hasLabels || !LABEL_ORDERS.has(key));
-    const sort = picker(
-      orders.map(([key, [text]]) => [key, text]),
-      "size",
-      (key) => adjust({ sort: key }, { replace: true }),
-    );
-    const total = el("p", { class: "result", role: "status" });
+    const options = orders.map(([key, [text]]) => [key, text]);
+    const sort = picker(options, "size", (key) => adjust({ sort: key }, { replace: true }));
+    const total = el("p.result", { role: "status" });
     const grid = new VirtualGrid({
       label: "Clusters",
       minWidth: 216,
@@ -104,20 +93,15 @@ sections.set("clusters", {
       rowHeight: (width) => mosaicHeight(width) + (hasLabels ? 66 : 54),
       make: clusterCard,
     });
-    let timer = 0;
-    search.addEventListener("input", () => {
-      clearTimeout(timer);
-      timer = setTimeout(() => adjust({ q: search.value }, { replace: true }), 120);
-    });
-    const empty = el("p", { class: "empty", hidden: true }, "No cluster matches.");
+    const empty = el("p.empty", { hidden: true }, "No cluster matches.");
     root.append(
-      el("header", { class: "head" }, el("h1", {}, "Clusters"), total),
-      el("div", { class: "controls" }, field("Search", search, "grow"), field("Sort by", sort)),
+      head("Clusters", total),
+      el("div.controls", field("Search", search, "grow"), field("Sort by", sort)),
       grid.element,
       empty,
     );
     themeWatchers.add(() => grid.rebuild());
-    this.update = (params) => {
+    return (params) => {
       // An address may hold anything, also what every object has, such as "constructor".
       const asked = params.get("sort");
       const [q, by] = [params.get("q") ?? "", Object.hasOwn(ORDERS, asked) ? asked : "size"];
@@ -131,37 +115,28 @@ sections.set("clusters", {
       grid.setKeys(shownClusters);
     };
   },
-  update() {},
 });
 
 // ------------------------------------------------------------------------------------------------- one cluster
 
 function nearestList(cluster) {
-  const list = el("ul", { class: "nearest" });
-  for (const [other, cosine] of cluster.nearest) {
-    const title = majority(clusters[other].label);
-    const item = el(
-      "a",
-      { href: clusterAddress(other), class: "near", "data-cluster": other },
-      stripMosaic(clusters[other].central, 4, 176),
-      span("near-text", span("card-number", `#${other}`), title, span("near-value", figure(cosine, 2))),
-    );
-    list.append(el("li", {}, item));
-  }
-  return list;
+  const items = cluster.nearest.map(([other, cosine]) => {
+    const { central, label } = clusters[other];
+    const text = [span("card-number", `#${other}`), majority(label), span("near-value", figure(cosine, 2))];
+    return el("li", clusterLink("near", other, stripMosaic(central, 176), span("near-text", ...text)));
+  });
+  return el("ul.nearest", ...items);
 }
 
 function labelTable(cluster) {
-  const total = cluster.label_counts.reduce((sum, [, n]) => sum + n, 0);
-  const list = el("ul", { class: "label-counts" });
-  for (const [label, n] of cluster.label_counts.slice(0, 8)) {
-    const dot = el("span", { class: "dot", style: { background: colourOf(label) }, "aria-hidden": "true" });
+  const total = sumOf(cluster.label_counts);
+  const items = cluster.label_counts.slice(0, 8).map(([label, n]) => {
     const link = el("a", { href: address("classes", { view: "label", of: label }) }, named(labelName(label)));
-    list.append(el("li", {}, dot, link, span("number", `${count(n)} \u00b7 ${percent(n / total)}`)));
-  }
-  const rest = cluster.label_counts.length - 8;
-  if (rest > 0) list.append(el("li", { class: "note" }, `and ${plural(rest, "label")} more`));
-  return el("div", {}, shareBar(labelParts(cluster.label_counts, 8), total, "tall"), list);
+    return el("li", dot(label), link, span("number", countAndShare(n, total)));
+  });
+  const rest = cluster.label_counts.length - items.length;
+  if (rest > 0) items.push(el("li.note", `and ${plural(rest, "label")} more`));
+  return el("div", labelBar(cluster, 8, "tall"), el("ul.label-counts", ...items));
 }
 
 function mergeWords(cluster) {
@@ -171,35 +146,23 @@ function mergeWords(cluster) {
 
 function mergeList(cluster) {
   if (!cluster.merges.length) return null;
-  const lines = cluster.merges.slice(0, 60).map(([epoch, left, right]) => el(
-    "li",
-    {},
-    span("epoch", `epoch ${figure(epoch)}`),
-    meterPair(left, right, cluster.n_merged),
-    span("number", `${count(left)} + ${count(right)}`),
-  ));
+  const side = (n) => el("span", { style: { width: `${(100 * n) / cluster.n_merged}%` } });
+  const lines = cluster.merges.slice(0, 60).map(([epoch, left, right]) => {
+    const pair = el("span.pair", { "aria-hidden": "true" }, side(left), side(right));
+    return el("li", span("epoch", `epoch ${figure(epoch)}`), pair, span("number", `${count(left)} + ${count(right)}`));
+  });
   const rest = cluster.merges.length - lines.length;
-  if (rest > 0) lines.push(el("li", { class: "note" }, `and ${plural(rest, "earlier merge")}`));
-  const list = el("ol", { class: "merges" }, ...lines);
-  return lines.length > 6 ? el("details", {}, el("summary", {}, plural(cluster.merges.length, "merge")), list) : list;
-}
-
-function meterPair(left, right, total) {
-  return el(
-    "span",
-    { class: "pair", "aria-hidden": "true" },
-    el("span", { style: { width: `${(100 * left) / total}%` } }),
-    el("span", { style: { width: `${(100 * right) / total}%` } }),
-  );
+  if (rest > 0) lines.push(el("li.note", `and ${plural(rest, "earlier merge")}`));
+  const list = el("ol.merges", ...lines);
+  return lines.length > 6 ? el("details", el("summary", plural(cluster.merges.length, "merge")), list) : list;
 }
 
 /** The images of a cluster page by page, from the server. */
 function morePages(index) {
-  const holder = el("div", { class: "thumbnails large", role: "group", "aria-label": "All images of the cluster" });
-  roving(holder);
-  const status = el("p", { class: "note", role: "status" });
+  const holder = remoteGrid([], "All images of the cluster");
+  const status = note({ role: "status" });
   let [order, offset, turn] = ["central", 0, 0];
-  const more = button("More images", () => load(), { class: "primary" });
+  const more = button("Show all images", () => load(), { class: "primary" });
   const load = async () => {
     const mine = ++turn; // an answer in another order than the one that is chosen by now is dropped
     more.disabled = true;
@@ -218,28 +181,18 @@ function morePages(index) {
     }
     more.disabled = false;
   };
-  const orders = choice("Order", [
-    ["central", "Most central first"],
-    ["outlying", "Most outlying first"],
-  ], order, (key) => {
+  const options = [["central", "Most central first"], ["outlying", "Most outlying first"]];
+  const orders = choice("Order", options, order, (key) => {
     [order, offset] = [key, 0];
     holder.replaceChildren();
     load();
   });
-  more.textContent = "Show all images";
-  return el(
-    "section",
-    { class: "strip" },
-    el("div", { class: "panel-head" }, el("h3", {}, "All images"), orders),
-    holder,
-    status,
-    more,
-  );
+  return el("section.strip", el("div.panel-head", el("h3", "All images"), orders), holder, status, more);
 }
 
 const STRIPS = [
   ["central", "Central", "Closest to its mean direction."],
-  ["boundary", "Boundary", "Almost as well in another cluster."],
+  ["boundary", "Boundary", "Almost as likely in another cluster."],
   ["outliers", "Outliers", "They fit no cluster well."],
   ["sample", "Sample", "Drawn at random."],
 ];
@@ -270,26 +223,25 @@ function detailTools(index) {
 
 function detailSide(index) {
   const cluster = clusters[index];
-  const parts = [
-    el(
-      "dl",
-      { class: "facts" },
-      fact("Images", count(cluster.size)),
-      fact("Weight", percent(cluster.weight, 1)),
-      fact("Concentration", figure(cluster.concentration)),
-      fact("Cohesion", figure(cluster.cohesion)),
-      hasLabels && cluster.purity !== null ? fact("Purity", percent(cluster.purity)) : "",
-    ),
-  ];
+  const facts = el(
+    "dl.facts",
+    fact("Images", count(cluster.size)),
+    fact("Weight", percent(cluster.weight, 1)),
+    fact("Concentration", figure(cluster.concentration)),
+    fact("Cohesion", figure(cluster.cohesion)),
+    hasLabels && cluster.purity !== null && fact("Purity", percent(cluster.purity)),
+  );
   const part = (heading, aside, ...children) =>
-    parts.push(el("section", {}, el("h3", {}, heading, aside && span("note", aside)), ...children));
-  if (hasLabels && cluster.label_counts.length) {
-    const there = address("classes", { view: "cluster", of: index });
-    part("Labels", null, labelTable(cluster), el("a", { href: there, class: "more" }, "See its images by label"));
-  }
-  if (cluster.nearest.length) part("Nearest clusters", "cosine", nearestList(cluster));
-  part("Merges", null, el("p", { class: "note" }, mergeWords(cluster)), mergeList(cluster));
-  return el("div", { class: "detail-side" }, ...parts);
+    el("section", el("h3", heading, aside && span("note", aside)), ...children);
+  const there = address("classes", { view: "cluster", of: index });
+  const link = el("a.more", { href: there }, "See its images by label");
+  return el(
+    "div.detail-side",
+    facts,
+    hasLabels && cluster.label_counts.length > 0 && part("Labels", null, labelTable(cluster), link),
+    cluster.nearest.length > 0 && part("Nearest clusters", "cosine", nearestList(cluster)),
+    part("Merges", null, note(mergeWords(cluster)), mergeList(cluster)),
+  );
 }
 
 const detail = {
@@ -298,9 +250,8 @@ const detail = {
   opener: null,
 
   make() {
-    const { dialog: made } = this;
-    if (made) return made;
-    const dialog = (this.dialog = el("dialog", { class: "detail", "aria-labelledby": "detail-title" }));
+    if (this.dialog) return this.dialog;
+    const dialog = (this.dialog = el("dialog.detail", { "aria-labelledby": "detail-title" }));
     dialog.addEventListener("cancel", (event) => {
       event.preventDefault();
       this.leave();
@@ -341,18 +292,13 @@ const detail = {
     this.index = index;
     const cluster = clusters[index];
     const title = detailTitle(index);
-    const bar = el("div", { class: "detail-bar" }, title, ...detailTools(index));
-    const strips = STRIPS.filter(([key]) => cluster[key].length).map(([key, heading, why]) =>
-      el(
-        "section",
-        { class: "strip" },
-        el("h3", {}, heading, span("note", why)),
-        thumbnailRow(cluster[key], `${heading} images`, null, key === "central" ? "large" : ""),
-      ),
-    );
-    const main = el("div", { class: "detail-main" }, ...strips);
-    if (live) main.append(morePages(index));
-    const body = el("div", { class: "detail-body" }, main, detailSide(index));
+    const bar = el("div.detail-bar", title, ...detailTools(index));
+    const strips = STRIPS.filter(([key]) => cluster[key].length).map(([key, heading, why]) => {
+      const row = thumbnailRow(cluster[key], `${heading} images`, null, key === "central" ? "large" : "");
+      return el("section.strip", el("h3", heading, span("note", why)), row);
+    });
+    const main = el("div.detail-main", ...strips, live && morePages(index));
+    const body = el("div.detail-body", main, detailSide(index));
     hideTip();
     // Whoever steps with a button stays on it.
     const kept = this.stepped && document.activeElement.matches(".detail-bar button") && document.activeElement;

@@ -2,20 +2,18 @@
 // Grids: one that only builds the rows near the screen, so that thousands of cards cost what fifty do; and rows of
 // thumbnails. In both, Tab enters and leaves and the arrow keys walk.
 
-const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-
 class VirtualGrid {
   /**
    * make(key, width): the content of one item, with one element that takes the focus marked data-focus. minWidth, gap:
    * pixels; rowHeight(width): pixels of a row for items of that width.
    */
   constructor({ label, minWidth, gap = 20, rowHeight, make, maxColumns = Infinity }) {
-    Object.assign(this, { minWidth, gap, wideGap: gap, rowHeight, make, maxColumns });
+    Object.assign(this, { minWidth, wideGap: gap, rowHeight, make, maxColumns });
     this.keys = [];
     this.items = new Map(); // index -> element
     this.active = 0;
-    this.inner = el("ul", { class: "virtual-items", role: "list", "aria-label": label });
-    this.element = el("div", { class: "virtual" }, this.inner);
+    this.inner = el("ul.virtual-items", { role: "list", "aria-label": label });
+    this.element = el("div.virtual", this.inner);
     addEventListener("scroll", () => this.refresh(), { passive: true });
     addEventListener("resize", () => this.refresh(), { passive: true });
     new ResizeObserver(() => this.measure()).observe(this.element);
@@ -33,8 +31,6 @@ class VirtualGrid {
   }
 
   rebuild() {
-    this.items.clear();
-    this.inner.replaceChildren();
     this.width = 0;
     this.measure();
   }
@@ -50,7 +46,7 @@ class VirtualGrid {
     this.itemWidth = (width - this.gap * (this.columns - 1)) / this.columns;
     this.line = this.rowHeight(this.itemWidth) + this.gap;
     this.element.style.height = `${Math.max(0, Math.ceil(this.keys.length / this.columns) * this.line - this.gap)}px`;
-    for (const item of this.items.values()) item.remove();
+    this.inner.replaceChildren();
     this.items.clear();
     this.refresh();
   }
@@ -66,7 +62,7 @@ class VirtualGrid {
         this.items.delete(index);
       }
     }
-    for (let index = first; index < last; index++) if (!this.items.has(index)) this.build(index, first);
+    for (let index = first; index < last; index++) if (!this.items.has(index)) this.build(index);
   }
 
   build(index) {
@@ -76,20 +72,26 @@ class VirtualGrid {
     item.style.height = `${this.line - this.gap}px`;
     item.style.transform = `translate(${column * (this.itemWidth + this.gap)}px, ${row * this.line}px)`;
     item.append(this.make(this.keys[index], this.itemWidth));
-    const target = item.querySelector("[data-focus]");
-    if (target) target.tabIndex = index === this.active ? 0 : -1;
     this.items.set(index, item);
+    this.setTab(index, index === this.active ? 0 : -1);
     // In the order of reading, for screen readers and Tab.
     const after = [...this.inner.children].find((other) => Number(other.dataset.index) > index);
     this.inner.insertBefore(item, after ?? null);
   }
 
+  target(index) {
+    return this.items.get(index)?.querySelector("[data-focus]");
+  }
+
+  setTab(index, tabIndex) {
+    const target = this.target(index);
+    if (target) target.tabIndex = tabIndex;
+  }
+
   activate(index) {
-    const old = this.items.get(this.active)?.querySelector("[data-focus]");
-    if (old) old.tabIndex = -1;
+    this.setTab(this.active, -1);
     this.active = index;
-    const now = this.items.get(index)?.querySelector("[data-focus]");
-    if (now) now.tabIndex = 0;
+    this.setTab(index, 0);
   }
 
   focus(index) {
@@ -99,26 +101,17 @@ class VirtualGrid {
     else if (top > high) scrollBy({ top: top - Math.max(low, high), behavior: "instant" });
     this.refresh();
     this.activate(index);
-    this.items.get(index)?.querySelector("[data-focus]")?.focus({ preventScroll: true });
+    this.target(index)?.focus({ preventScroll: true });
   }
 
   walk(event) {
     if (!event.target.matches("[data-focus]") || event.altKey || event.ctrlKey || event.metaKey) return;
     const last = this.keys.length - 1;
     const page = this.columns * Math.max(1, Math.floor(innerHeight / this.line) - 1);
-    const moves = {
-      ArrowLeft: -1,
-      ArrowRight: 1,
-      ArrowUp: -this.columns,
-      ArrowDown: this.columns,
-      PageUp: -page,
-      PageDown: page,
-    };
-    let next;
-    if (event.key === "Home") next = 0;
-    else if (event.key === "End") next = last;
-    else if (moves[event.key]) next = this.active + moves[event.key];
-    else return;
+    const [across, down] = ARROWS[event.key] ?? [0, 0];
+    const move = { PageUp: -page, PageDown: page }[event.key] ?? across + down * this.columns;
+    const next = { Home: 0, End: last }[event.key] ?? this.active + move;
+    if (!move && event.key !== "Home" && event.key !== "End") return;
     event.preventDefault();
     if (next >= 0 && next <= last) this.focus(next);
     else if (event.key.startsWith("Page")) this.focus(clamp(next, 0, last));
@@ -128,9 +121,7 @@ class VirtualGrid {
 /** One Tab stop for a group of buttons; arrow keys move within it, up and down by what is seen. */
 function roving(group, selector = "button") {
   const all = () => [...group.querySelectorAll(selector)];
-  const set = (target) => {
-    for (const element of all()) element.tabIndex = element === target ? 0 : -1;
-  };
+  const set = (target) => all().forEach((element) => (element.tabIndex = element === target ? 0 : -1));
   set(all()[0]);
   group.addEventListener("focusin", (event) => {
     const target = event.target.closest(selector);
@@ -140,12 +131,9 @@ function roving(group, selector = "button") {
     const elements = all();
     const from = elements.indexOf(event.target);
     if (from < 0) return;
-    let to = -1;
-    if (event.key === "Home") to = 0;
-    else if (event.key === "End") to = elements.length - 1;
-    else if (event.key === "ArrowLeft") to = from - 1;
-    else if (event.key === "ArrowRight") to = from + 1;
-    else if (event.key === "ArrowUp" || event.key === "ArrowDown") {
+    const beside = { Home: 0, End: elements.length - 1, ArrowLeft: from - 1, ArrowRight: from + 1 };
+    let to = beside[event.key] ?? -1;
+    if (event.key === "ArrowUp" || event.key === "ArrowDown") {
       const down = event.key === "ArrowDown";
       const here = elements[from].getBoundingClientRect();
       let least = Infinity;
@@ -155,7 +143,7 @@ function roving(group, selector = "button") {
         const cost = away * 10 + Math.abs(box.left - here.left);
         if (away > 4 && cost < least) [to, least] = [i, cost];
       });
-    } else return;
+    } else if (!(event.key in beside)) return;
     event.preventDefault();
     event.stopPropagation();
     if (to >= 0 && to < elements.length) elements[to].focus();
@@ -166,12 +154,12 @@ function roving(group, selector = "button") {
 
 /** Thumbnails that show their facts, and do what `open` says when chosen. */
 function thumbnailRow(rows, label, open, className = "") {
-  const group = el("div", { class: `thumbnails ${className}`, role: "group", "aria-label": label });
-  for (const row of rows) {
-    const item = el("button", { type: "button", class: "thumb", "data-image": row, "aria-label": imageWords(row) });
-    item.append(thumbnailCanvas(row));
-    if (open) item.addEventListener("click", () => open(row));
-    group.append(item);
-  }
-  return rows.length ? roving(group) : group;
+  const items = rows.map((row) =>
+    button(thumbnailCanvas(row), () => open?.(row), {
+      class: "thumb",
+      "data-image": row,
+      "aria-label": imageWords(row),
+    }),
+  );
+  return roving(el(`div.thumbnails ${className}`, { role: "group", "aria-label": label }, ...items));
 }

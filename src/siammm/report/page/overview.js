@@ -1,78 +1,50 @@
 "use strict";
-// The overview: what was trained, what was found, the map, the curves, the figures.
+// The overview: what was trained, what was found, the map, the curves, the evaluation.
 
 const words = (name) => visible(name).replaceAll("_", " ").replace(/\bknn\b/g, "kNN");
-
-function clusterTitle(index) {
-  const { label, purity } = clusters[index];
-  return visible(`Cluster ${index}${hasLabels && label >= 0 ? `, ${percent(purity)} ${labelName(label)}` : ""}`);
-}
+const clusterTitle = (index) => visible(`Cluster ${index}${majorityWords(clusters[index])}`);
 
 function headline() {
-  const text = `${plural(run.n_clusters, "cluster")} in ${plural(run.n_images, "image")}`;
-  const told = [];
-  if (run.seconds) told.push(`in ${duration(run.seconds)}`);
   const lead = el(
-    "p",
-    { class: "lead" },
+    "p.lead",
     named(run.method),
     " trained ",
     named(run.backbone),
     " on ",
     named(run.data),
     ` at ${run.image_size}\u00a0px for ${plural(run.epochs, "epoch")}`,
-    told.length ? ` ${told.join(" ")}` : "",
+    run.seconds && ` in ${duration(run.seconds)}`,
     ", without labels.",
   );
-  const firsts = clusters.map((cluster, index) => [index, cluster]).sort((a, b) => b[1].size - a[1].size);
-  const ribbon = el(
-    "div",
-    { class: "ribbon", role: "group", "aria-label": "One image of each of the largest clusters" },
-  );
-  for (const [index, cluster] of firsts.slice(0, 24)) {
-    if (!cluster.central.length) continue;
-    const item = el(
-      "a",
-      {
-        class: "thumb",
-        href: clusterAddress(index),
-        "data-cluster": index,
-        "aria-label": clusterTitle(index),
-        title: clusterTitle(index),
-      },
-    );
-    item.append(thumbnailCanvas(cluster.central[0]));
-    ribbon.append(item);
-  }
-  roving(ribbon, "a");
-  return el("header", { class: "hero" }, el("h1", {}, text), lead, ribbon);
+  const largest = sortedClusters("size", range(clusters.length)).slice(0, 24);
+  const items = largest.filter((index) => clusters[index].central.length).map((index) => {
+    const title = clusterTitle(index);
+    return clusterLink("thumb", index, { "aria-label": title, title }, thumbnailCanvas(clusters[index].central[0]));
+  });
+  const label = "One image of each of the largest clusters";
+  const ribbon = roving(el("div.ribbon", { role: "group", "aria-label": label }, ...items), "a");
+  const text = `${plural(run.n_clusters, "cluster")} in ${plural(run.n_images, "image")}`;
+  return el("header.hero", el("h1", text), lead, ribbon);
 }
 
 function panel(title, lead, ...children) {
-  return el("section", { class: "panel" }, el("h2", {}, title), lead && el("p", { class: "note" }, lead), ...children);
+  return el("section.panel", el("h2", title), lead && note(lead), ...children);
 }
 
 function mapPanel() {
   const placed = (row) => Number.isFinite(images.x[row]) && Number.isFinite(images.y[row]);
   const known = range(images.id.length).filter(placed);
   if (!known.length) return null;
-  const [xs, ys] = [known.map((row) => images.x[row]), known.map((row) => images.y[row])];
   let by = "cluster";
   let chosen = -1;
   let palette = [];
   const groupOf = (i) => images[by][known[i]];
-  const paletteFor = () => {
-    const n = by === "cluster" ? clusters.length : labelNames.length;
-    palette = range(n).map(rgbOf);
-    palette[-1] = rgbOf(-1);
-  };
-  paletteFor();
+  const nGroups = () => (by === "cluster" ? clusters.length : labelNames.length);
   const plot = new PointPlot({
-    xs,
-    ys,
+    xs: known.map((row) => images.x[row]),
+    ys: known.map((row) => images.y[row]),
     colour: (i) => palette[groupOf(i)] ?? palette[-1],
     radius: clamp(90 / Math.sqrt(known.length), 1.3, 3.2),
-    stretch: true,
     padding: [18, 18, 18, 18],
     label:
       `Map of ${count(known.length)} images. Arrow keys go from image to image, Enter opens its cluster, ` +
@@ -81,85 +53,76 @@ function mapPanel() {
     onOpen: (i) => openCluster(images.cluster[known[i]]),
     describe: (i) => imageWords(known[i]),
   });
-  themeWatchers.add(() => (paletteFor(), legendFor()));
-  const legend = el("div", { class: "chips", role: "group", "aria-label": "Show one group" });
-  const legendFor = () => {
-    const n = by === "cluster" ? clusters.length : labelNames.length;
-    legend.replaceChildren();
-    if (n > 40) return;
-    for (const i of range(n)) {
-      const dot = el("span", { class: "dot", style: { background: colourOf(i) }, "aria-hidden": "true" });
-      const text = by === "cluster" ? String(i) : named(labelName(i));
-      const chip = el("button", { type: "button", class: "chip", "aria-pressed": String(i === chosen) }, dot, text);
-      if (by === "cluster") chip.setAttribute("aria-label", `Cluster ${i}`);
-      chip.addEventListener("click", () => {
-        chosen = chosen === i ? -1 : i;
-        plot.dim = chosen < 0 ? null : (at) => groupOf(at) !== chosen;
-        for (const other of legend.children) other.setAttribute("aria-pressed", String(other === chip && chosen >= 0));
-        plot.draw();
-      });
-      legend.append(chip);
-    }
-    roving(legend);
+  const legend = roving(el("div.chips", { role: "group", "aria-label": "Show one group" }));
+  const chip = (i) => {
+    const press = () => {
+      chosen = chosen === i ? -1 : i;
+      plot.dim = chosen < 0 ? null : (at) => groupOf(at) !== chosen;
+      for (const other of legend.children) other.setAttribute("aria-pressed", String(other === made && chosen >= 0));
+      plot.draw();
+    };
+    const attributes = { type: "button", "aria-pressed": String(i === chosen), on: { click: press } };
+    if (by === "cluster") attributes["aria-label"] = `Cluster ${i}`;
+    const made = el("button.chip", attributes, dot(i), by === "cluster" ? i : named(labelName(i)));
+    return made;
   };
-  legendFor();
+  const colours = () => {
+    palette = range(nGroups()).map(rgbOf);
+    palette[-1] = rgbOf(-1);
+    legend.replaceChildren(...(nGroups() > 40 ? [] : range(nGroups()).map(chip)));
+    legend.resetRoving();
+  };
+  colours();
+  themeWatchers.add(colours);
   const colourBy = (key) => {
-    by = key;
-    chosen = -1;
-    plot.dim = null;
-    paletteFor();
-    legendFor();
+    [by, chosen, plot.dim] = [key, -1, null];
+    colours();
     plot.draw();
   };
-  const middle = () => [plot.canvas.clientWidth / 2, plot.canvas.clientHeight / 2];
+  const tool = (text, action, label) => button(text, action, { class: "tool", "aria-label": label });
   const tools = el(
-    "div",
-    { class: "map-tools" },
-    button("+", () => plot.zoomAt(1.6, ...middle()), { class: "tool", "aria-label": "Enlarge the map" }),
-    button("\u2212", () => plot.zoomAt(1 / 1.6, ...middle()), { class: "tool", "aria-label": "Make the map smaller" }),
-    button("Fit", () => plot.reset(), { class: "tool", "aria-label": "Show the whole map" }),
+    "div.map-tools",
+    tool("+", () => plot.zoomAt(1.6), "Enlarge the map"),
+    tool("\u2212", () => plot.zoomAt(1 / 1.6), "Make the map smaller"),
+    tool("Fit", () => plot.reset(), "Show the whole map"),
   );
   const share = contents.map_share === null ? "" : ` It shows ${percent(contents.map_share)} of the variance.`;
-  const pca = `The two main directions of the embeddings (PCA).${share}`;
+  const pca = `The first two principal components of the embeddings (PCA).${share}`;
   const how = contents.map_method === "umap" ? "UMAP of the embeddings." : pca;
-  const shown = known.length < run.n_images ? ` ${count(known.length)} of the ${count(run.n_images)} images are on it.` : "";
-  const head = el("div", { class: "panel-head" }, el("h2", {}, "Map"));
-  if (hasLabels) head.append(choice("Colour by", [["cluster", "Cluster"], ["label", "Label"]], by, colourBy));
+  const part = known.length < run.n_images && ` ${count(known.length)} of the ${count(run.n_images)} images are shown.`;
+  const options = [["cluster", "Cluster"], ["label", "Label"]];
   return el(
-    "section",
-    { class: "panel wide" },
-    head,
-    el("p", { class: "note" }, how + shown),
-    el("div", { class: "map" }, plot.canvas, tools),
+    "section.panel.wide",
+    el("div.panel-head", el("h2", "Map"), hasLabels && choice("Colour by", options, by, colourBy)),
+    note(how, part),
+    el("div.map", plot.canvas, tools),
     legend,
   );
 }
 
-/** Size against concentration, one dot a cluster. */
+/** Size against concentration, one dot per cluster. */
 function sizesPanel() {
   const kept = range(clusters.length).filter((i) => clusters[i].size > 0 && clusters[i].concentration > 0);
   if (!kept.length) return null;
-  const bounds = (values) => {
-    const [low, high] = [Math.min(...values), Math.max(...values)];
-    return low === high ? [low / 2, high * 2] : [low * (low / high) ** 0.04, high * (high / low) ** 0.04];
-  };
-  const size = bounds(kept.map((i) => clusters[i].size));
-  const concentration = bounds(kept.map((i) => clusters[i].concentration));
-  const logged = ([low, high]) => high / low > 4;
-  const across = scale(...size, 0, 1, logged(size));
-  const up = scale(...concentration, 0, 1, logged(concentration));
-  let palette = clusters.map((_, i) => rgbOf(i));
-  themeWatchers.add(() => (palette = clusters.map((_, i) => rgbOf(i))));
-  const readout = el("output", { class: "readout" });
-  const spoken = (i) => {
-    const { size: n, concentration: kappa } = clusters[kept[i]];
-    return `${clusterTitle(kept[i])}: ${plural(n, "image")}, concentration ${figure(kappa)}`;
-  };
   const sizes = kept.map((i) => clusters[i].size);
+  const concentrations = kept.map((i) => clusters[i].concentration);
+  const axis = (values) => {
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    const bounds = low === high ? [low / 2, high * 2] : [low * (low / high) ** 0.04, high * (high / low) ** 0.04];
+    return (from, to) => scale(...bounds, from, to, bounds[1] / bounds[0] > 4);
+  };
+  const [across, up] = [axis(sizes), axis(concentrations)];
+  let palette = [];
+  const colours = () => (palette = kept.map(rgbOf));
+  colours();
+  themeWatchers.add(colours);
+  const readout = el("output.readout");
+  const spoken = (i) =>
+    `${clusterTitle(kept[i])}: ${plural(sizes[i], "image")}, concentration ${figure(concentrations[i])}`;
   const plot = new PointPlot({
-    xs: kept.map((i) => across(clusters[i].size)),
-    ys: kept.map((i) => up(clusters[i].concentration)),
-    colour: (i) => palette[kept[i]],
+    xs: sizes.map(across(0, 1)),
+    ys: concentrations.map(up(0, 1)),
+    colour: (i) => palette[i],
     radius: kept.length > 500 ? 2.5 : kept.length > 80 ? 3.5 : 5,
     padding: [PLOT.left, PLOT.right, PLOT.top, PLOT.bottom],
     zooms: false,
@@ -170,21 +133,19 @@ function sizesPanel() {
     onOpen: (i) => openCluster(kept[i]),
     describe: spoken,
   });
-  const under = el("div", { class: "plot-axes", "aria-hidden": "true" });
-  const holder = el("div", { class: "plot scatter" }, under, plot.canvas);
+  const under = el("div.plot-axes", { "aria-hidden": "true" });
   redrawn(under, (width) => {
     const height = 220;
+    const [right, bottom] = [width - PLOT.right, height - PLOT.bottom];
     const svg = el("svg", { width, height });
-    const x = scale(...size, PLOT.left, width - PLOT.right, logged(size));
-    axes(svg, x, scale(...concentration, height - PLOT.bottom, PLOT.top, logged(concentration)), width, height);
+    axes(svg, across(PLOT.left, right), up(bottom, PLOT.top), width, height);
     svg.append(
-      el("text", { class: "tick", x: PLOT.left, y: PLOT.top - 2 }, "concentration"),
-      el("text", { class: "tick", x: width - PLOT.right, y: height - PLOT.bottom - 6, "text-anchor": "end" }, "images"),
+      el("text.tick", { x: PLOT.left, y: PLOT.top - 2 }, "concentration"),
+      el("text.tick", { x: right, y: bottom - 6, "text-anchor": "end" }, "images"),
     );
     under.replaceChildren(svg);
   });
-  const caption = el("figcaption", {}, span("chart-title", "Size and concentration"), readout);
-  return el("figure", { class: "chart" }, caption, holder);
+  return captioned("Size and concentration", readout, el("div.plot.scatter", under, plot.canvas));
 }
 
 function trainingPanel() {
@@ -193,25 +154,18 @@ function trainingPanel() {
   const found = curves.n_clusters ?? [];
   if (found.length > 1 || rounds.length) {
     const points = found.length ? found : rounds.map(([epoch, , after]) => [epoch, after]);
-    const values = points.map(([, value]) => value);
-    const marks = rounds.map(([epoch, before, after]) => [
-      epoch,
-      after,
-      `merged ${count(before)} \u2192 ${count(after)}`,
-    ]);
+    const merged = ([epoch, before, after]) => [epoch, after, `merged ${count(before)} \u2192 ${count(after)}`];
     charts.push(
       lineChart({
         title: "Clusters",
         lines: [{ name: "clusters", points, step: true }],
-        marks,
-        log: Math.max(...values) > 12 * Math.max(1, Math.min(...values)),
+        marks: rounds.map(merged),
         height: 220,
         words: `${plural(rounds.length, "round")} of merging.`,
       }),
     );
   }
-  const sizes = sizesPanel();
-  if (sizes) charts.push(sizes);
+  charts.push(sizesPanel());
   const losses = Object.entries(curves).filter(([name]) => /loss/.test(name));
   const styles = ["", "second", "third", "fourth"];
   losses.sort(([a], [b]) => a.length - b.length);
@@ -225,59 +179,44 @@ function trainingPanel() {
     if (name === "n_clusters" || /loss/.test(name) || points.length < 2) continue;
     charts.push(lineChart({ title: words(name), lines: [{ name: words(name), points }] }));
   }
-  if (!charts.length) return null;
-  const grid = el("div", { class: "charts" }, ...charts.slice(0, 4));
-  const rest = charts.slice(4);
-  const more = rest.length && el(
-    "details",
-    {},
-    el("summary", {}, `${plural(rest.length, "more curve")}`),
-    el("div", { class: "charts" }, ...rest),
-  );
-  return el("section", { class: "panel wide" }, el("h2", {}, "How it was found"), grid, more || "");
+  const drawn = charts.filter(Boolean);
+  if (!drawn.length) return null;
+  const rest = drawn.slice(4);
+  const more = el("details", el("summary", plural(rest.length, "more curve")), el("div.charts", ...rest));
+  const first = el("div.charts", ...drawn.slice(0, 4));
+  return el("section.panel.wide", el("h2", "Training"), first, rest.length > 0 && more);
 }
 
 /** A table that scrolls by itself where it is too wide. */
 function tableHolder(caption, head, body, className = "") {
-  const table = el(
-    "table",
-    { class: className },
-    el("caption", { class: "unseen" }, caption),
-    el("thead", {}, ...head),
-    el("tbody", {}, ...body),
-  );
-  return el("div", { class: "table-holder", tabindex: "0", role: "region", "aria-label": caption }, table);
+  const parts = [el("caption.unseen", caption), el("thead", ...head), el("tbody", ...body)];
+  const attributes = { tabindex: "0", role: "region", "aria-label": caption };
+  return el("div.table-holder", attributes, el(`table.${className}`, ...parts));
 }
 
-/** A figure of an evaluation: shares to three places even if they are whole, counts as counts. */
+/** A figure of an evaluation: fractions to three places even if they are whole, counts as counts. */
 function measured(item) {
   if (!item) return DASH;
   const text = item.value >= -1 && item.value <= 1 ? item.value.toFixed(3) : figure(item.value);
-  const deviation = item.deviation === null ? "" : span("deviation", ` \u00b1 ${figure(item.deviation)}`);
+  const deviation = item.deviation !== null && span("deviation", ` \u00b1 ${figure(item.deviation)}`);
   return span("", text.replace("-", "\u2212"), deviation);
 }
 
-/** Names such as "mixture, test: AMI" are a table of their own: what was measured against what it was measured of. */
+/** Names such as "mixture, test: AMI" make a table of their own: a column for each part before the colon. */
 function figureTable(names, runs, caption) {
   const parts = names.map((name) => name.split(/: (.*)/s));
   const crossed = parts.every((part) => part.length > 1);
   const tops = crossed ? [...new Set(parts.map(([top]) => top))] : [""];
   const rows = crossed ? [...new Set(parts.map(([, row]) => row))] : names;
-  const several = runs.length > 1;
-  const head = [];
-  if (crossed) {
-    const cells = tops.map((top) => el("th", { scope: "colgroup", colspan: runs.length, class: "number" }, words(top)));
-    head.push(el("tr", {}, el("td"), ...cells));
-  }
-  if (several) {
-    const cells = tops.flatMap(() => runs.map((one) => el("th", { scope: "col", class: "number" }, named(one.title))));
-    head.push(el("tr", {}, el("td"), ...cells));
-  }
+  const line = (cells) => el("tr", el("td"), ...cells);
+  const top = (text) => el("th.number", { scope: "colgroup", colspan: runs.length }, words(text));
+  const titles = () => runs.map((one) => el("th.number", { scope: "col" }, named(one.title)));
+  const head = [crossed && line(tops.map(top)), runs.length > 1 && line(tops.flatMap(titles))];
   const body = rows.map((row) => {
-    const cells = tops.flatMap((top) =>
-      runs.map((one) => el("td", { class: "number" }, measured(one.figures.get(crossed ? `${top}: ${row}` : row)))),
+    const cells = tops.flatMap((column) =>
+      runs.map((one) => el("td.number", measured(one.figures.get(crossed ? `${column}: ${row}` : row)))),
     );
-    return el("tr", {}, el("th", { scope: "row" }, words(row)), ...cells);
+    return el("tr", el("th", { scope: "row" }, words(row)), ...cells);
   });
   return tableHolder(caption, head, body);
 }
@@ -292,66 +231,49 @@ function figureBlocks(columns) {
     const all = columns.flatMap(({ figures }) => own(figures));
     const names = [...new Set(all.map((item) => item.name))];
     const notes = [...new Set(all.map((item) => item.note).filter(Boolean))];
-    const wide = names.some((name) => name.includes(": "));
     return el(
-      "section",
-      { class: `figures${wide ? " wide" : ""}` },
-      el("h3", {}, words(protocol)),
+      `section.figures ${names.some((name) => name.includes(": ")) ? "wide" : ""}`,
+      el("h3", words(protocol)),
       figureTable(names, runs, `Evaluation: ${words(protocol)}`),
       notes.length > 0 &&
-        el(
-          "details",
-          {},
-          el("summary", {}, "How this is measured"),
-          ...notes.map((text) => el("p", { class: "note" }, ...withCode(text))),
-        ),
+        el("details", el("summary", "How this is measured"), ...notes.map((text) => note(...withCode(text)))),
     );
   });
-  return el("div", { class: "figure-blocks" }, ...blocks);
+  return el("div.figure-blocks", ...blocks);
 }
 
 function settingsPanel() {
   const groups = new Map();
   for (const [group, name, value] of run.settings) {
     if (!groups.has(group)) groups.set(group, []);
-    groups.get(group).push([name, value]);
+    groups.get(group).push(fact(words(name), named(value)));
   }
-  const blocks = [...groups].map(([group, pairs]) => {
-    const list = el("dl", { class: "settings" }, ...pairs.map(([name, value]) => fact(words(name), named(value))));
-    return el("div", { class: "settings-group" }, el("h3", {}, words(group) || "general"), list);
-  });
+  const blocks = [...groups].map(([group, facts]) =>
+    el("div.settings-group", el("h3", words(group) || "general"), el("dl.settings", ...facts)),
+  );
   const when = visible(contents.made).replace("T", " ").slice(0, 16);
-  const made = `Made ${when} by siammm ${visible(contents.version)}. Random state ${run.random_state}.`;
   return el(
-    "section",
-    { class: "panel wide" },
-    el("details", {}, el("summary", {}, el("h2", {}, "Settings")), el("div", { class: "settings-groups" }, ...blocks)),
-    el("p", { class: "note" }, made),
+    "section.panel.wide",
+    el("details", el("summary", el("h2", "Settings")), el("div.settings-groups", ...blocks)),
+    note(`Made ${when} by siammm ${visible(contents.version)}. Random state ${run.random_state}.`),
   );
 }
 
 function notesPanel() {
-  if (!contents.notes.length) return null;
-  return panel(
-    "Notes",
-    null,
-    el("ul", { class: "notes" }, ...contents.notes.map((text) => el("li", {}, el("bdi", {}, ...withCode(text))))),
-  );
+  const items = contents.notes.map((text) => el("li", el("bdi", ...withCode(text))));
+  return items.length ? panel("Notes", null, el("ul.notes", ...items)) : null;
 }
 
 function figuresPanel() {
+  if (contents.figures.length) {
+    return panel("Evaluation", null, figureBlocks([{ title: run.name, figures: contents.figures }]));
+  }
   // The note that names the command, with the path of this run, says more than this panel could.
-  if (!contents.figures.length && contents.notes.some((text) => text.includes("siammm evaluate"))) return null;
-  const table = contents.figures.length
-    ? figureBlocks([{ title: run.name, figures: contents.figures }])
-    : el(
-      "p",
-      { class: "empty" },
-      ...(hasLabels ? ["Not evaluated yet. "] : ["These images have no labels to measure by. With others that have, "]),
-      el("code", {}, hasLabels ? "siammm evaluate RUN" : "siammm evaluate RUN --data LABELLED"),
-      " measures the encoder; make the report again afterwards.",
-    );
-  return el("section", { class: "panel" }, el("h2", {}, "Evaluation"), table);
+  if (contents.notes.some((text) => text.includes("siammm evaluate"))) return null;
+  const why = hasLabels ? "Not evaluated yet. " : "These images have no labels to measure by. With labelled images, ";
+  const command = el("code", hasLabels ? "siammm evaluate RUN" : "siammm evaluate RUN --data LABELLED");
+  const after = " measures the encoder; make the report again afterwards.";
+  return panel("Evaluation", null, el("p.empty", why, command, after));
 }
 
 sections.set("overview", {
@@ -360,15 +282,7 @@ sections.set("overview", {
   build(root) {
     root.append(headline());
     // The rest is below the first screen or drawn by the next frame: the headline does not wait for it.
-    requestAnimationFrame(() =>
-      setTimeout(() => root.append(...[
-        mapPanel(),
-        trainingPanel(),
-        figuresPanel(),
-        notesPanel(),
-        settingsPanel(),
-      ].filter(Boolean))),
-    );
+    const rest = () => [mapPanel(), trainingPanel(), figuresPanel(), notesPanel(), settingsPanel()].filter(Boolean);
+    requestAnimationFrame(() => setTimeout(() => root.append(...rest())));
   },
-  update() {},
 });

@@ -1,44 +1,42 @@
 "use strict";
-// Many points on a canvas, to look at from near and far. Pixels are blended by hand into one image: twenty thousand
-// dots take a few milliseconds, on any machine, with no graphics card.
+// A scatter plot of many points on a canvas that can be enlarged. Pixels are blended by hand into one image: twenty
+// thousand dots take a few milliseconds, on any machine, with no graphics card.
+
+const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+
+/** Give a canvas the resolution of the screen; the pixels per CSS pixel (2 at most), or 0 where it is not shown. */
+function fitCanvas(canvas) {
+  const ratio = Math.min(window.devicePixelRatio || 1, 2);
+  const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+  if (!width || !height) return 0;
+  const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== w || canvas.height !== h) Object.assign(canvas, { width: w, height: h });
+  return ratio;
+}
+
+/** Where an event happened, in CSS pixels from the corner of an element. */
+function pixelOf(event, element) {
+  const box = element.getBoundingClientRect();
+  return [event.clientX - box.left, event.clientY - box.top];
+}
 
 class PointPlot {
   /**
-   * xs, ys: places from 0 to 1, y upwards. colour(i): [r, g, b]; dim(i): whether to show it faintly.
-   * onHover(i or -1, box), onOpen(i), describe(i): words. padding: pixels around the square of places.
+   * xs, ys: positions from 0 to 1, y upwards. colour(i): [r, g, b]; dim(i): whether to show it faintly. radius: pixels.
+   * onHover(i or -1, box), onOpen(i), describe(i): words. padding: [left, right, top, bottom] pixels. zooms: whether it
+   * can be enlarged.
    */
-  constructor({
-    xs,
-    ys,
-    colour,
-    dim = null,
-    radius,
-    stretch = true,
-    label,
-    padding,
-    onHover,
-    onOpen,
-    describe,
-    zooms = true,
-    height,
-  }) {
-    Object.assign(this, { xs, ys, colour, dim, radius, stretch, padding, onHover, onOpen, describe, zooms, height });
+  constructor({ label, ...options }) {
+    Object.assign(this, { dim: null, zooms: true, ...options });
     this.zoom = 1;
     this.centre = [0.5, 0.5];
     this.current = -1;
-    this.canvas = el("canvas", { class: "points", tabindex: "0", role: "application", "aria-label": label });
-    this.canvas.setAttribute("aria-roledescription", "map of points");
+    const role = { role: "application", "aria-roledescription": "map of points" };
+    this.canvas = el("canvas.points", { tabindex: "0", ...role, "aria-label": label });
     this.index();
     this.listen();
     themeWatchers.add(() => this.draw());
-    let width = 0;
-    new ResizeObserver(() => {
-      const now = this.canvas.clientWidth;
-      if (now && now !== width) {
-        width = now;
-        this.draw();
-      }
-    }).observe(this.canvas);
+    redrawn(this.canvas, () => this.draw());
   }
 
   /** Points by cells of a grid, so that the nearest is found without looking at all. */
@@ -60,9 +58,7 @@ class PointPlot {
   frame() {
     const [left, right, top, bottom] = this.padding;
     const [width, height] = [this.canvas.clientWidth - left - right, this.canvas.clientHeight - top - bottom];
-    const across = this.stretch ? width : Math.min(width, height);
-    const up = this.stretch ? height : Math.min(width, height);
-    return { sx: across * this.zoom, sy: up * this.zoom, ox: left + width / 2, oy: top + height / 2 };
+    return { sx: width * this.zoom, sy: height * this.zoom, ox: left + width / 2, oy: top + height / 2 };
   }
 
   toPixel(i) {
@@ -79,17 +75,11 @@ class PointPlot {
   }
 
   render() {
-    const ratio = Math.min(window.devicePixelRatio || 1, 2);
-    const [width, height] = [this.canvas.clientWidth, this.canvas.clientHeight];
-    if (!width || !height) return;
-    const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
-    if (this.canvas.width !== w || this.canvas.height !== h) {
-      this.canvas.width = w;
-      this.canvas.height = h;
-      this.pixels = null;
-    }
+    const ratio = fitCanvas(this.canvas);
+    if (!ratio) return;
+    const { width: w, height: h } = this.canvas;
     const context = this.canvas.getContext("2d");
-    this.pixels ??= context.createImageData(w, h);
+    if (this.pixels?.width !== w || this.pixels.height !== h) this.pixels = context.createImageData(w, h);
     const data = this.pixels.data;
     data.fill(0);
     const radius = this.radius * ratio * Math.min(2.2, this.zoom ** 0.35);
@@ -134,13 +124,17 @@ class PointPlot {
       context.arc(x * ratio, y * ratio, radius + 4 * ratio, 0, 2 * Math.PI);
       context.stroke();
     }
-    this.onDraw?.(this);
+  }
+
+  fromPixel(x, y) {
+    const { sx, sy, ox, oy } = this.frame();
+    return [(x - ox) / sx + this.centre[0], this.centre[1] - (y - oy) / sy];
   }
 
   /** The point nearest to a pixel, if one is near. */
   nearest(x, y, most = 18) {
-    const { sx, sy, ox, oy } = this.frame();
-    const [ux, uy] = [(x - ox) / sx + this.centre[0], this.centre[1] - (y - oy) / sy];
+    const { sx, sy } = this.frame();
+    const [ux, uy] = this.fromPixel(x, y);
     const [rx, ry] = [most / sx, most / sy];
     let [best, distance] = [-1, most];
     for (let a = this.cellOf(ux - rx); a <= this.cellOf(ux + rx); a++) {
@@ -168,9 +162,9 @@ class PointPlot {
     }
   }
 
-  zoomAt(factor, x, y) {
-    const { sx, sy, ox, oy } = this.frame();
-    const [ux, uy] = [(x - ox) / sx + this.centre[0], this.centre[1] - (y - oy) / sy];
+  /** Change the scale around a pixel, by default the middle. */
+  zoomAt(factor, x = this.canvas.clientWidth / 2, y = this.canvas.clientHeight / 2) {
+    const [ux, uy] = this.fromPixel(x, y);
     const zoom = clamp(this.zoom * factor, 1, 60);
     const k = this.zoom / zoom;
     this.centre = [ux - (ux - this.centre[0]) * k, uy - (uy - this.centre[1]) * k];
@@ -215,17 +209,13 @@ class PointPlot {
 
   listen() {
     const { canvas } = this;
-    const at = (event) => {
-      const box = canvas.getBoundingClientRect();
-      return [event.clientX - box.left, event.clientY - box.top];
-    };
+    const at = (event) => pixelOf(event, canvas);
     const fingers = new Map();
     let [moved, spread] = [0, 0];
     canvas.addEventListener("pointerdown", (event) => {
       canvas.setPointerCapture(event.pointerId);
       fingers.set(event.pointerId, at(event));
-      moved = 0;
-      spread = 0;
+      [moved, spread] = [0, 0];
     });
     canvas.addEventListener("pointermove", (event) => {
       const [x, y] = at(event);
@@ -264,25 +254,20 @@ class PointPlot {
     if (this.zooms) {
       // The page scrolls as usual over the map: only a wheel with Ctrl (as a pinch on a touchpad), or over a map that
       // is already enlarged, changes its scale.
-      canvas.addEventListener(
-        "wheel",
-        (event) => {
-          if (!event.ctrlKey && !event.metaKey && this.zoom === 1) return;
-          event.preventDefault();
-          this.zoomAt(Math.exp(-event.deltaY * (event.ctrlKey ? 0.01 : 0.0015)), ...at(event));
-        },
-        { passive: false },
-      );
+      const turn = (event) => {
+        if (!event.ctrlKey && !event.metaKey && this.zoom === 1) return;
+        event.preventDefault();
+        this.zoomAt(Math.exp(-event.deltaY * (event.ctrlKey ? 0.01 : 0.0015)), ...at(event));
+      };
+      canvas.addEventListener("wheel", turn, { passive: false });
       canvas.addEventListener("dblclick", (event) => this.zoomAt(2.5, ...at(event)));
     }
     canvas.addEventListener("keydown", (event) => {
-      const middle = [canvas.clientWidth / 2, canvas.clientHeight / 2];
-      const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-      if (steps[event.key]) this.step(...steps[event.key]);
+      if (ARROWS[event.key]) this.step(...ARROWS[event.key]);
       else if (event.key === "Enter" && this.current >= 0) this.onOpen(this.current);
       else if (event.key === "Escape" && this.current >= 0) this.pick(-1);
-      else if (this.zooms && (event.key === "+" || event.key === "=")) this.zoomAt(1.5, ...middle);
-      else if (this.zooms && event.key === "-") this.zoomAt(1 / 1.5, ...middle);
+      else if (this.zooms && (event.key === "+" || event.key === "=")) this.zoomAt(1.5);
+      else if (this.zooms && event.key === "-") this.zoomAt(1 / 1.5);
       else if (this.zooms && event.key === "0") this.reset();
       else return;
       event.preventDefault();

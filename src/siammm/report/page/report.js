@@ -3,11 +3,10 @@
 
 const shownSections = new Map(); // id -> element; a section is built when first shown
 const scrolled = new Map();
-let present = null;
+let present = null; // the id of the section that is shown
 
 function show() {
   const { section, params } = where();
-  const main = document.getElementById("main");
   if (present !== section) {
     if (present) {
       scrolled.set(present, scrollY);
@@ -15,12 +14,11 @@ function show() {
     }
     const moved = present !== null;
     present = section;
-    const fresh = !shownSections.has(section);
-    if (fresh) {
-      const element = el("div", { class: `section section-${section}`, id: `section-${section}` });
+    if (!shownSections.has(section)) {
+      const element = el(`div.section.section-${section}`, { id: `section-${section}` });
       shownSections.set(section, element);
-      main.append(element);
-      sections.get(section).build(element);
+      document.getElementById("main").append(element);
+      sections.get(section).update = sections.get(section).build(element);
     }
     shownSections.get(section).hidden = false;
     for (const link of document.querySelectorAll("#nav a")) {
@@ -30,7 +28,7 @@ function show() {
     scrollTo({ top: scrolled.get(section) ?? 0, behavior: "instant" });
     if (moved && !params.has("cluster")) announce(sections.get(section).title);
   }
-  sections.get(section).update(params);
+  sections.get(section).update?.(params);
   const index = params.has("cluster") ? Number(params.get("cluster")) : -1;
   if (Number.isInteger(index) && index >= 0 && index < clusters.length) detail.show(index);
   else {
@@ -41,20 +39,11 @@ function show() {
 
 function makeRail() {
   document.getElementById("run-name").textContent = visible(run.name);
-  const list = el("ul");
-  for (const [id, { title, short, icon: path }] of sections) {
-    const text = span(
-      "nav-text",
-      span("long", title),
-      el("span", { class: "short", "aria-hidden": "true" }, short ?? title),
-    );
-    list.append(el(
-      "li",
-      {},
-      el("a", { href: address(id), "data-section": id, "aria-label": title }, icon(path), text),
-    ));
-  }
-  document.getElementById("nav").append(list);
+  const items = [...sections].map(([id, { title, short, icon: path }]) => {
+    const text = span("nav-text", span("long", title), el("span.short", { "aria-hidden": "true" }, short ?? title));
+    return el("li", el("a", { href: address(id), "data-section": id, "aria-label": title }, icon(path), text));
+  });
+  document.getElementById("nav").append(el("ul", ...items));
 }
 
 const SUN = "M12 7a5 5 0 1 1 0 10 5 5 0 0 1 0-10zM11 1h2v4h-2zM11 19h2v4h-2zM1 11h4v2H1zM19 11h4v2h-4z";
@@ -64,20 +53,14 @@ function makeTheme() {
   const control = document.getElementById("theme");
   const name = () => {
     const text = isDark() ? "Light" : "Dark";
-    control.replaceChildren(
-      icon(isDark() ? SUN : MOON),
-      span("nav-text", text),
-    );
+    control.replaceChildren(icon(isDark() ? SUN : MOON), span("nav-text", text));
     control.setAttribute("aria-label", `Switch to the ${text.toLowerCase()} theme`);
   };
   const saved = readTheme();
-  if (saved) setTheme(saved, false);
+  if (saved) setTheme(saved);
   themeWatchers.add(name);
   control.addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener(
-    "change",
-    () => themeWatchers.forEach((watcher) => watcher()),
-  );
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeChanged);
   name();
 }
 

@@ -1,5 +1,5 @@
 "use strict";
-// What only `siammm explore` can do: all images of a cluster, a picture's own cluster and neighbours, names of files.
+// What only `siammm explore` can do: show all images of a cluster, search by picture and by file name.
 
 /** An answer of the server, or an error whose message is a sentence to show. */
 async function ask(path, options = {}) {
@@ -9,73 +9,69 @@ async function ask(path, options = {}) {
   } catch {
     throw new Error("The server does not answer: is siammm explore still running?");
   }
-  let body = null;
+  let body;
   try {
     body = await answer.json();
   } catch {
-    throw new Error(`The server answered ${answer.status}, and not what was asked.`);
+    throw new Error(`The server answered ${answer.status} without JSON.`);
   }
   if (!answer.ok || body.error) throw new Error(visible(body.error ?? `The server answered ${answer.status}.`));
   return body;
 }
 
-/** An image that the page may not know, by its place in the data set. */
+/** An image that the page may not hold, by its position in the data set. */
 function remoteThumb(item) {
   const label = hasLabels && item.label >= 0 ? `, ${labelName(item.label)}` : "";
   const spoken = visible(`${item.id}${label}, cluster ${item.cluster}, similarity ${figure(item.similarity)}`);
-  const picture = el(
-    "img",
-    {
-      class: `thumbnail${PIXELATED ? " pixelated" : ""}`,
-      src: `thumbnail/${Number(item.position)}`,
-      alt: "",
-      loading: "lazy",
-      decoding: "async",
-      width: thumbs.width,
-      height: thumbs.height,
-    },
-  );
-  picture.addEventListener("error", () => picture.classList.add("missing"));
-  return el(
-    "button",
-    {
-      type: "button",
-      class: "thumb",
-      "aria-label": spoken,
-      title: spoken,
-      on: { click: () => openCluster(item.cluster) },
-    },
-    picture,
-  );
+  const picture = el(`img.thumbnail ${PIXELATED ? "pixelated" : ""}`, {
+    src: `thumbnail/${Number(item.position)}`,
+    alt: "",
+    loading: "lazy",
+    decoding: "async",
+    width: thumbs.width,
+    height: thumbs.height,
+    on: { error: () => picture.classList.add("missing") },
+  });
+  return button(picture, () => openCluster(item.cluster), { class: "thumb", "aria-label": spoken, title: spoken });
 }
 
 function remoteGrid(items, label) {
-  const group = el("div", { class: "thumbnails large", role: "group", "aria-label": label }, ...items.map(remoteThumb));
-  return items.length ? roving(group) : group;
+  return roving(el("div.thumbnails.large", { role: "group", "aria-label": label }, ...items.map(remoteThumb)));
 }
 
 function likelyCluster([index, probability]) {
-  const cluster = clusters[index];
-  const title = majority(cluster.label, "card-label");
-  return el(
-    "li",
-    {},
-    el(
-      "a",
-      {
-        class: "likely",
-        href: clusterAddress(index),
-        "data-cluster": index,
-        "aria-label": `${clusterTitle(index)}: probability ${figure(probability)}`,
-      },
-      stripMosaic(cluster.central, 4, 176),
-      span(
-        "likely-text",
-        span("card-line", span("card-number", `#${index}`), title, span("number", percent(probability, 1))),
-        meter(probability),
-      ),
-    ),
+  const line = cardLine(index, span("number", percent(probability, 1)));
+  return el("li", clusterLink(
+    "likely",
+    index,
+    { "aria-label": `${clusterTitle(index)}: probability ${figure(probability)}` },
+    stripMosaic(clusters[index].central, 176),
+    span("likely-text", line, meter(probability)),
+  ));
+}
+
+/** What the run says of a picture that was searched for. */
+function searchResult(found, picture, url) {
+  const own = el("img.query", { src: url, alt: "The picture that was searched for" });
+  const pixelated = () => own.classList.toggle("pixelated", Math.max(own.naturalWidth, own.naturalHeight) <= 40);
+  own.addEventListener("load", pixelated);
+  const [index, probability] = found.clusters[0] ?? [DASH, NaN];
+  const facts = el(
+    "dl.facts",
+    fact("Cluster", index),
+    fact("Probability", percent(probability, 1)),
+    fact("Outlier score", figure(found.outlier_score)),
   );
+  return [
+    el("div.query-side", own, named(picture.name ?? "", "suspect-name"), facts),
+    el(
+      "div.query-main",
+      el("h2", "Likely clusters"),
+      el("ul.likelies", ...found.clusters.slice(0, 5).map(likelyCluster)),
+      el("h2", "Most similar images"),
+      remoteGrid(found.neighbours, "Most similar images"),
+    ),
+  ];
 }
 
 function addSearch() {
@@ -83,20 +79,20 @@ function addSearch() {
     title: "Search",
     icon: "M10 3a7 7 0 0 1 5.6 11.2l5.6 5.6-1.4 1.4-5.6-5.6A7 7 0 1 1 10 3zm0 2a5 5 0 1 0 0 10 5 5 0 0 0 0-10z",
     build(root) {
-      const file = el("input", { type: "file", accept: "image/*", class: "unseen", id: "picture" });
+      const file = el("input.unseen", { type: "file", accept: "image/*", id: "picture" });
       const zone = el(
-        "label",
-        { class: "drop", for: "picture" },
+        "label.drop",
+        { for: "picture" },
         span("drop-title", "Drop a picture here, or choose one"),
-        span("note", "It goes to siammm on this machine and nowhere else."),
+        span("note", "It stays on this machine."),
       );
-      const status = el("p", { class: "note", role: "status" });
-      const result = el("div", { class: "search-result" });
-      let address = null;
-      let looks = 0;
+      const [status, total] = [note({ role: "status" }), note({ role: "status" })];
+      const [result, names] = [el("div.search-result"), el("div.found")];
+      let url = null;
+      let [looks, turn] = [0, 0]; // of several questions only the answer to the last is shown
       const look = async (picture) => {
-        const mine = ++looks; // only the last picture's answer is shown
-        status.textContent = "Looking \u2026";
+        const mine = ++looks;
+        status.textContent = "Searching \u2026";
         result.replaceChildren();
         names.replaceChildren();
         total.textContent = "";
@@ -105,48 +101,18 @@ function addSearch() {
           const headers = { "content-type": "application/octet-stream", "x-siammm-token": token };
           const found = await ask("search", { method: "POST", body: picture, headers });
           if (mine !== looks) return;
-          if (address) URL.revokeObjectURL(address);
-          address = URL.createObjectURL(picture);
+          if (url) URL.revokeObjectURL(url);
+          url = URL.createObjectURL(picture);
           status.textContent = "";
-          const own = el("img", { class: "query", src: address, alt: "The picture that was searched for" });
-          own.addEventListener(
-            "load",
-            () => own.classList.toggle("pixelated", Math.max(own.naturalWidth, own.naturalHeight) <= 40),
-          );
-          const facts = el(
-            "dl",
-            { class: "facts" },
-            fact("Cluster", found.clusters.length ? String(found.clusters[0][0]) : DASH),
-            fact("Probability", found.clusters.length ? percent(found.clusters[0][1], 1) : DASH),
-            fact("Outlier score", figure(found.outlier_score)),
-          );
-          result.append(
-            el("div", { class: "query-side" }, own, named(picture.name ?? "", "suspect-name"), facts),
-            el(
-              "div",
-              { class: "query-main" },
-              el("h2", {}, "Likely clusters"),
-              el("ul", { class: "likelies" }, ...found.clusters.slice(0, 5).map(likelyCluster)),
-              el("h2", {}, "Most similar images"),
-              remoteGrid(found.neighbours, "Most similar images"),
-            ),
-          );
+          result.append(...searchResult(found, picture, url));
           announce(`Most likely cluster ${found.clusters[0]?.[0]}`);
         } catch (error) {
           if (mine === looks) status.textContent = error.message;
         }
       };
       file.addEventListener("change", () => file.files[0] && look(file.files[0]));
-      this.look = look;
-      this.zone = zone;
-      const query = el(
-        "input",
-        { type: "search", placeholder: "Part of a file name", autocomplete: "off", spellcheck: "false" },
-      );
-      const total = el("p", { class: "note", role: "status" });
-      const names = el("div", { class: "found" });
-      let [timer, turn] = [0, 0];
-      const find = async () => {
+      Object.assign(this, { look, zone });
+      const query = searchBox("Part of a file name", 150, async () => {
         const mine = ++turn;
         const text = query.value.trim();
         if (!text) {
@@ -165,30 +131,19 @@ function addSearch() {
         } catch (error) {
           if (mine === turn) total.textContent = error.message;
         }
-      };
-      query.addEventListener("input", () => {
-        clearTimeout(timer);
-        timer = setTimeout(find, 150);
       });
+      const byName = el("div.controls", field("File name", query, "grow"));
       root.append(
-        el("header", { class: "head" }, el("h1", {}, "Search")),
+        head("Search"),
         el(
-          "div",
-          { class: "search-top" },
-          el("section", {}, el("h2", {}, "By picture"), file, zone, status),
-          el(
-            "section",
-            {},
-            el("h2", {}, "By name"),
-            el("div", { class: "controls" }, field("File name", query, "grow")),
-            total,
-          ),
+          "div.search-top",
+          el("section", el("h2", "By picture"), file, zone, status),
+          el("section", el("h2", "By name"), byName, total),
         ),
         result,
         names,
       );
     },
-    update() {},
   });
 }
 

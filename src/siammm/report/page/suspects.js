@@ -13,17 +13,10 @@ function suspectsCsv(list) {
   const lines = [["rank", "image", "given_label", "proposed_label", "score", "cluster", ...witnesses]];
   for (const suspect of list) {
     const evidence = new Map(suspect.evidence);
-    const { image } = suspect;
+    const { image, rank, score } = suspect;
+    const labels = [labelName(suspect.given), labelName(suspect.proposed)];
     const said = witnesses.map((name) => evidence.get(name) ?? "");
-    lines.push([
-      suspect.rank,
-      images.id[image],
-      labelName(suspect.given),
-      labelName(suspect.proposed),
-      suspect.score,
-      images.cluster[image],
-      ...said,
-    ]);
+    lines.push([rank, images.id[image], ...labels, score, images.cluster[image], ...said]);
   }
   const text = lines.map((line) => line.map(csvField).join(",")).join("\r\n") + "\r\n";
   // Excel needs a byte order mark to read UTF-8; plain ASCII needs none, and other readers are better off without.
@@ -45,49 +38,28 @@ sections.set("suspects", {
   icon: "M12 3l10 18H2zM11 10v5h2v-5zM11 16.5v2h2v-2z",
   build(root) {
     const list = contents.suspects;
-    const head = el("header", { class: "head" }, el("h1", {}, "Suspect labels"));
-    root.append(head);
-    if (!list || !list.length) {
-      const advice = contents.notes.find((note) => note.includes("siammm audit"));
-      const text = list
-        ? ["The audit found no label that looks wrong."]
-        : hasLabels
-          ? advice
-            ? withCode(advice)
-            : [
-              "The labels were not audited yet. Run ",
-              el("code", {}, "siammm audit RUN"),
-              ", then make the report again.",
-            ]
-          : [
-            "These images have no labels. With labels, ",
-            el("code", {}, "siammm audit RUN"),
-            " finds those that look wrong.",
-          ];
-      root.append(el("p", { class: "empty" }, ...text));
-      return;
+    if (!list?.length) {
+      let text = "These images have no labels. With labels, `siammm audit RUN` finds those that look wrong.";
+      if (list) text = "The audit found no label that looks wrong.";
+      else if (hasLabels) {
+        text =
+          contents.notes.find((one) => one.includes("siammm audit")) ??
+          "The labels were not audited yet. Run `siammm audit RUN`, then make the report again.";
+      }
+      root.append(head("Suspect labels"), el("p.empty", ...withCode(text)));
+      return undefined;
     }
     const chosen = new Set(); // indexes in list
     let shown = [];
-    const total = el("p", { class: "result", role: "status" });
-    head.append(total);
+    const total = el("p.result", { role: "status" });
     const tally = new Map();
     for (const { given } of list) tally.set(given, (tally.get(given) ?? 0) + 1);
     const classes = [...tally].sort((a, b) => b[1] - a[1]).map(([label, n]) => [label, `${labelName(label)} (${n})`]);
-    const filter = picker(
-      [["", `All labels (${list.length})`], ...classes],
-      "",
-      (label) => adjust({ label }, { replace: true }),
-    );
+    const options = [["", `All labels (${list.length})`], ...classes];
+    const filter = picker(options, "", (label) => adjust({ label }, { replace: true }));
     const every = el("input", { type: "checkbox" });
-    const save = button(
-      "",
-      () => download(
-        suspectsCsv(chosen.size ? list.filter((_, i) => chosen.has(i)) : shown.map((i) => list[i])),
-        "suspect-labels.csv",
-      ),
-      { class: "primary" },
-    );
+    const wanted = () => (chosen.size ? list.filter((_, i) => chosen.has(i)) : shown.map((i) => list[i]));
+    const save = button("", () => download(suspectsCsv(wanted()), "suspect-labels.csv"), { class: "primary" });
     const witnesses = Math.max(...list.map((suspect) => suspect.evidence.length));
 
     const refresh = () => {
@@ -101,45 +73,33 @@ sections.set("suspects", {
     };
 
     const card = (i) => {
-      const suspect = list[i];
-      const box = el("input", { type: "checkbox", "data-focus": true, checked: chosen.has(i) });
-      box.setAttribute(
-        "aria-label",
-        visible(`${images.id[suspect.image]}: ${labelName(suspect.given)}, more likely ${labelName(suspect.proposed)}`),
-      );
-      const item = el("label", { class: "suspect", "data-image-holder": true });
-      item.classList.toggle("chosen", chosen.has(i));
+      const { image, evidence, score, ...suspect } = list[i];
+      const [given, proposed] = [labelName(suspect.given), labelName(suspect.proposed)];
+      const box = el("input", {
+        type: "checkbox",
+        "data-focus": true,
+        checked: chosen.has(i),
+        "aria-label": visible(`${images.id[image]}: ${given}, more likely ${proposed}`),
+      });
       box.addEventListener("change", () => {
         chosen[box.checked ? "add" : "delete"](i);
         item.classList.toggle("chosen", box.checked);
         refresh();
       });
-      const evidence = el(
-        "span",
-        { class: "evidence" },
-        ...suspect.evidence.map(([name, value]) => span(
-          "witness",
-          span("witness-name", words(name)),
-          meter(value),
-          span("number", figure(value, 2)),
-        )),
-      );
-      item.append(
+      const witness = ([name, value]) =>
+        span("witness", span("witness-name", words(name)), meter(value), span("number", figure(value, 2)));
+      const arrow = el("span.arrow", { "aria-hidden": "true" }, "\u2192");
+      const item = el(
+        `label.suspect ${chosen.has(i) ? "chosen" : ""}`,
         box,
-        el("span", { class: "suspect-image", "data-image": suspect.image }, thumbnailCanvas(suspect.image)),
-        el(
-          "span",
-          { class: "suspect-text" },
-          span(
-            "change",
-            named(labelName(suspect.given), "given"),
-            el("span", { class: "arrow", "aria-hidden": "true" }, "\u2192"),
-            named(labelName(suspect.proposed), "proposed"),
-          ),
-          named(images.id[suspect.image], "suspect-name"),
-          evidence,
+        el("span.suspect-image", { "data-image": image }, thumbnailCanvas(image)),
+        span(
+          "suspect-text",
+          span("change", named(given, "given"), arrow, named(proposed, "proposed")),
+          named(images.id[image], "suspect-name"),
+          span("evidence", ...evidence.map(witness)),
         ),
-        el("span", { class: "score", title: "How likely the label is wrong" }, percent(suspect.score)),
+        el("span.score", { title: "How likely the label is wrong" }, percent(score)),
       );
       return item;
     };
@@ -157,23 +117,21 @@ sections.set("suspects", {
       refresh();
     });
     root.append(
-      el(
-        "p",
-        { class: "note" },
-        "Most suspect first. The bars say how probable each witness finds the given label: " +
-          "the shorter, the more it disagrees.",
+      head("Suspect labels", total),
+      note(
+        "Most suspect first. Each bar is the probability that one method of the audit gives the label: ",
+        "the shorter the bar, the more it disagrees.",
       ),
       el(
-        "div",
-        { class: "controls" },
+        "div.controls",
         field("Given label", filter, "grow"),
-        el("label", { class: "check" }, every, el("span", {}, "Select all shown")),
+        el("label.check", every, el("span", "Select all shown")),
         save,
       ),
       grid.element,
     );
     let last = null;
-    this.update = (params) => {
+    return (params) => {
       const label = params.get("label") ?? "";
       if (label === last) return;
       last = label;
@@ -183,5 +141,4 @@ sections.set("suspects", {
       refresh();
     };
   },
-  update() {},
 });

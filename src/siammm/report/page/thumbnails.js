@@ -11,24 +11,18 @@ const sheetBlobs = new Map(); // sheet -> address of its picture
 const sheetImages = new Map(); // sheet -> promise of its decoded picture, least recently used first
 const sheetReady = new Map(); // sheet -> decoded picture
 
-function pause(milliseconds) {
-  return new Promise((resolve) => setTimeout(resolve, milliseconds));
-}
-
 async function sheetAddress(number) {
   const { url } = thumbs.sheets[number];
   if (url !== null) return url;
   if (!sheetBlobs.has(number)) {
-    let element = document.getElementById(`sheet-${number}`);
-    // Sheets come after the script, so that the page shows before they are read: this one may still be on its way.
-    while (document.readyState === "loading" && !element?.nextElementSibling) {
-      await pause(20);
-      element = document.getElementById(`sheet-${number}`);
+    const find = () => document.getElementById(`sheet-${number}`);
+    // Sheets come after the script, so that the page shows before they are read: this one may not be there yet.
+    while (document.readyState === "loading" && !find()?.nextElementSibling) {
+      await new Promise((resolve) => setTimeout(resolve, 20));
     }
+    const element = find();
     if (!element) throw new Error(`sheet ${number} is missing`);
-    const text = atob(element.textContent.trim());
-    const bytes = new Uint8Array(text.length);
-    for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+    const bytes = Uint8Array.from(atob(element.textContent.trim()), (character) => character.charCodeAt(0));
     sheetBlobs.set(number, URL.createObjectURL(new Blob([bytes], { type: thumbs.media_type })));
     element.textContent = "";
   }
@@ -47,11 +41,8 @@ function sheet(number) {
   let promise = sheetImages.get(number);
   if (promise) sheetImages.delete(number);
   else {
-    promise = decodeSheet(number).then((picture) => {
-      sheetReady.set(number, picture);
-      return picture;
-    });
-    promise.catch(() => {});
+    promise = decodeSheet(number);
+    promise.then((picture) => sheetReady.set(number, picture), () => {});
   }
   sheetImages.set(number, promise);
   const size = thumbs.width * thumbs.height * Math.max(1, thumbs.per_sheet);
@@ -105,28 +96,25 @@ const painterWatch = new IntersectionObserver(
   { rootMargin: "300px" },
 );
 
-function paintWhenSeen(canvas, paint) {
-  painters.set(canvas, paint);
+function paintWhenSeen(canvas, thumbnails, boxes) {
+  if (thumbnails.every((number) => number < 0)) {
+    canvas.classList.add("missing");
+    return;
+  }
+  painters.set(canvas, () => {
+    const later = drawThumbnails(canvas.getContext("2d"), thumbnails, boxes);
+    if (later === null) canvas.dataset.painted = "";
+    else later.then(() => (canvas.dataset.painted = "late"));
+  });
   painterWatch.observe(canvas);
-}
-
-function paintAll(canvas, thumbnails, boxes) {
-  const context = canvas.getContext("2d");
-  const later = drawThumbnails(context, thumbnails, boxes);
-  if (later === null) canvas.dataset.painted = "";
-  else later.then(() => (canvas.dataset.painted = "late"));
 }
 
 /** One image of the page, at its own resolution; CSS sets how large it is. */
 function thumbnailCanvas(row) {
   const number = row >= 0 ? images.thumbnail[row] : -1;
-  const canvas = el(
-    "canvas",
-    { class: "thumbnail", width: thumbs.width, height: thumbs.height, "aria-hidden": "true" },
-  );
-  if (PIXELATED) canvas.classList.add("pixelated");
-  if (number < 0) canvas.classList.add("missing");
-  else paintWhenSeen(canvas, () => paintAll(canvas, [number], [[0, 0, thumbs.width, thumbs.height]]));
+  const { width, height } = thumbs;
+  const canvas = el(`canvas.thumbnail ${PIXELATED ? "pixelated" : ""}`, { width, height, "aria-hidden": "true" });
+  paintWhenSeen(canvas, [number], [[0, 0, width, height]]);
   return canvas;
 }
 
@@ -136,22 +124,14 @@ function mosaic(rows, cells, columns, lines, width) {
   const gap = Math.round(2 * scale);
   const cell = Math.max(4, Math.floor((width * scale - gap * (columns - 1)) / columns));
   const tall = Math.max(4, Math.round((cell * thumbs.height) / thumbs.width));
-  const canvas = el("canvas", {
-    class: "mosaic",
+  const canvas = el("canvas.mosaic", {
     width: cell * columns + gap * (columns - 1),
     height: tall * lines + gap * (lines - 1),
     "aria-hidden": "true",
   });
-  const shown = rows.slice(0, cells.length);
-  const boxes = cells.map(([x, y, w, h]) => [
-    x * (cell + gap),
-    y * (tall + gap),
-    w * cell + (w - 1) * gap,
-    h * tall + (h - 1) * gap,
-  ]);
-  const numbers = shown.map((row) => images.thumbnail[row]);
-  if (numbers.every((number) => number < 0)) canvas.classList.add("missing");
-  else paintWhenSeen(canvas, () => paintAll(canvas, numbers, boxes));
+  const [right, down] = [cell + gap, tall + gap];
+  const boxes = cells.map(([x, y, w, h]) => [x * right, y * down, w * right - gap, h * down - gap]);
+  paintWhenSeen(canvas, rows.slice(0, cells.length).map((row) => images.thumbnail[row]), boxes);
   return canvas;
 }
 
@@ -161,22 +141,19 @@ const HERO_CELLS = [
   ...[[2, 0], [3, 0], [2, 1], [3, 1], [0, 2], [1, 2], [2, 2], [3, 2]].map(([x, y]) => [x, y, 1, 1]),
 ];
 
-function heroMosaic(rows, width) {
-  return mosaic(rows, HERO_CELLS, 4, 3, width);
-}
-
-function stripMosaic(rows, n, width) {
-  return mosaic(rows, range(n).map((i) => [i, 0, 1, 1]), n, 1, width);
-}
+const heroMosaic = (rows, width) => mosaic(rows, HERO_CELLS, 4, 3, width);
+const stripMosaic = (rows, width) => mosaic(rows, range(4).map((i) => [i, 0, 1, 1]), 4, 1, width);
 
 // -------------------------------------------------------------------------------------------------- what an image is
 
 function imageFacts(row) {
-  const facts = [];
-  if (images.cluster[row] >= 0) facts.push(["Cluster", String(images.cluster[row])]);
-  if (hasLabels) facts.push(["Label", named(labelName(images.label[row]))]);
-  facts.push(["Probability", figure(images.probability[row])], ["Outlier score", figure(images.outlier_score[row])]);
-  return facts;
+  return el(
+    "dl",
+    images.cluster[row] >= 0 && fact("Cluster", images.cluster[row]),
+    hasLabels && fact("Label", named(labelName(images.label[row]))),
+    fact("Probability", figure(images.probability[row])),
+    fact("Outlier score", figure(images.outlier_score[row])),
+  );
 }
 
 function imageWords(row) {
@@ -185,11 +162,10 @@ function imageWords(row) {
 }
 
 /** What shows beside an image that the pointer or the focus is on. */
-const tip = el("div", { class: "tip", popover: "manual", "aria-hidden": "true" });
+const tip = el("div.tip", { popover: "manual", "aria-hidden": "true" });
 
 function showTip(row, box) {
-  const facts = imageFacts(row).map(([term, value]) => fact(term, value));
-  tip.replaceChildren(thumbnailCanvas(row), named(images.id[row], "tip-name"), el("dl", {}, ...facts));
+  tip.replaceChildren(thumbnailCanvas(row), named(images.id[row], "tip-name"), imageFacts(row));
   if (!tip.isConnected) document.body.append(tip);
   if (tip.showPopover && !tip.matches(":popover-open")) tip.showPopover();
   const { width, height } = tip.getBoundingClientRect();

@@ -11,24 +11,21 @@ class TreeShape {
     this.isLeaf = (node) => node < n;
     this.height = (node) => (node < n ? 0 : height[node - n]);
     this.parent = new Int32Array(n + left.length).fill(-1);
-    left.forEach((child, i) => {
-      this.parent[child] = n + i;
-      this.parent[right[i]] = n + i;
-    });
+    for (const children of [left, right]) children.forEach((child, i) => (this.parent[child] = n + i));
     // Larger branches to the left; an explicit stack, as trees can be deep.
     this.from = new Int32Array(n + left.length);
     this.to = new Int32Array(n + left.length);
-    this.leaves = [];
+    let seen = 0; // leaves so far
     const stack = [[this.root, false]];
     while (stack.length) {
       const [node, done] = stack.pop();
-      if (done) this.to[node] = this.leaves.length;
-      else if (node < n) {
-        this.from[node] = this.leaves.length;
-        this.leaves.push(node);
-        this.to[node] = this.leaves.length;
-      } else {
-        this.from[node] = this.leaves.length;
+      if (done) {
+        this.to[node] = seen;
+        continue;
+      }
+      this.from[node] = seen;
+      if (node < n) this.to[node] = ++seen;
+      else {
         const [a, b] = [this.left(node), this.right(node)];
         const [first, second] = size[a] >= size[b] ? [a, b] : [b, a];
         stack.push([node, true], [second, false], [first, false]);
@@ -44,13 +41,15 @@ class TreeShape {
     while (stack.length) {
       const node = stack.pop();
       if (node <= limit) groups.push(node);
-      else {
-        const [a, b] = [this.left(node), this.right(node)];
-        const [first, second] = this.from[a] < this.from[b] ? [a, b] : [b, a];
-        stack.push(second, first);
-      }
+      else stack.push(...this.children(node).reverse());
     }
     return groups;
+  }
+
+  /** The two branches of a node, the larger one first. */
+  children(node) {
+    const [a, b] = [this.left(node), this.right(node)];
+    return this.from[a] < this.from[b] ? [a, b] : [b, a];
   }
 
   within(node, top) {
@@ -61,8 +60,7 @@ class TreeShape {
 class Dendrogram {
   constructor(shape, { onOpen, onHover }) {
     Object.assign(this, { shape, onOpen, onHover });
-    this.canvas = el("canvas", {
-      class: "dendrogram",
+    this.canvas = el("canvas.dendrogram", {
       tabindex: "0",
       role: "application",
       "aria-roledescription": "tree",
@@ -119,15 +117,13 @@ class Dendrogram {
 
   render() {
     const { canvas, shape, top, k } = this;
-    const ratio = Math.min(window.devicePixelRatio || 1, 2);
-    const [width, height] = [canvas.clientWidth, canvas.clientHeight];
-    if (!width || !height) return;
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
+    const ratio = fitCanvas(canvas);
+    if (!ratio) return;
     const context = canvas.getContext("2d");
+    context.reset();
     context.scale(ratio, ratio);
     const view = (this.view = this.layout());
-    const { x, y } = view;
+    const { x, y, width, height } = view;
     const limit = shape.root - (k - 1);
     // The cut lies between the last join that is undone and the first that is not.
     const crossed = top > limit;
@@ -152,10 +148,8 @@ class Dendrogram {
       const [a, b] = [shape.left(node), shape.right(node)];
       const line = y(node);
       // Lines are strong down to the cut.
-      const ends = [a, b].map((child) => (node > limit && child <= limit ? Math.max(
-        line,
-        Math.min(level, y(child)),
-      ) : y(child)));
+      const cuts = (child) => node > limit && child <= limit;
+      const ends = [a, b].map((child) => (cuts(child) ? Math.max(line, Math.min(level, y(child))) : y(child)));
       path.moveTo(x(a), ends[0]);
       path.lineTo(x(a), line);
       path.lineTo(x(b), line);
@@ -167,60 +161,43 @@ class Dendrogram {
       });
       stack.push(a, b);
     }
-    context.lineWidth = 1;
-    context.strokeStyle = faint;
-    context.stroke(paths.below);
-    context.setLineDash([2, 2]);
-    context.stroke(paths.split);
-    context.setLineDash([]);
-    context.lineWidth = 1.6;
-    context.strokeStyle = ink;
-    context.stroke(paths.above);
+    const stroke = (path, colour, lineWidth, dash = []) => {
+      Object.assign(context, { strokeStyle: colour, lineWidth });
+      context.setLineDash(dash);
+      context.stroke(path);
+    };
+    stroke(paths.below, faint, 1);
+    stroke(paths.split, faint, 1, [2, 2]);
+    stroke(paths.above, ink, 1.6);
+    const inside = this.groups.filter((node) => shape.within(node, top));
     if (crossed) {
-      context.strokeStyle = accent;
-      context.lineWidth = 1.5;
-      context.setLineDash([5, 4]);
-      context.beginPath();
-      context.moveTo(view.left - 8, level);
-      context.lineTo(width - view.left + 8, level);
-      context.stroke();
-      context.setLineDash([]);
-      context.fillStyle = accent;
-      context.beginPath();
-      const inside = this.groups.filter((node) => shape.within(node, top));
+      stroke(new Path2D(`M${view.left - 8} ${level}H${width - view.left + 8}`), accent, 1.5, [5, 4]);
+      const dots = new Path2D();
       const radius = inside.length > 150 ? 2 : 3.5;
       for (const node of inside.length < 600 ? inside : []) {
-        context.moveTo(x(node) + radius, level);
-        context.arc(x(node), level, radius, 0, 2 * Math.PI);
+        dots.moveTo(x(node) + radius, level);
+        dots.arc(x(node), level, radius, 0, 2 * Math.PI);
       }
-      context.fill();
+      context.fillStyle = accent;
+      context.fill(dots);
     }
     if (this.current >= 0) {
-      context.strokeStyle = accent;
-      context.lineWidth = 2.5;
-      context.beginPath();
-      context.arc(x(this.current), y(this.current), 6, 0, 2 * Math.PI);
-      context.stroke();
+      const ring = new Path2D();
+      ring.arc(x(this.current), y(this.current), 6, 0, 2 * Math.PI);
+      stroke(ring, accent, 2.5);
     }
     if (view.under) {
-      const free = { to: -Infinity };
-      const inside = this.groups.filter((node) => {
-        if (!shape.within(node, top) || x(node) - free.to < view.under + 2) return false;
-        free.to = x(node);
+      let free = -Infinity;
+      const kept = inside.filter((node) => {
+        if (x(node) - free < view.under + 2) return false;
+        free = x(node);
         return true;
       });
-      const kept = inside.map((node) => images.thumbnail[tree.examples[node]?.[0]] ?? -1);
+      const tall = (view.under * thumbs.height) / thumbs.width;
+      const boxes = kept.map((node) => [x(node) - view.under / 2, height - view.under - 6, view.under, tall]);
       const token = (this.token = {});
-      const later = drawThumbnails(
-        context,
-        kept,
-        inside.map((node) => [
-          x(node) - view.under / 2,
-          height - view.under - 6,
-          view.under,
-          (view.under * thumbs.height) / thumbs.width,
-        ]),
-      );
+      const numbers = kept.map((node) => images.thumbnail[tree.examples[node]?.[0]] ?? -1);
+      const later = drawThumbnails(context, numbers, boxes);
       later?.then(() => this.token === token && this.draw());
     }
   }
@@ -249,45 +226,28 @@ class Dendrogram {
 
   listen() {
     const { canvas, shape } = this;
-    const at = (event) => {
-      const box = canvas.getBoundingClientRect();
-      return [event.clientX - box.left, event.clientY - box.top];
-    };
-    canvas.addEventListener("pointermove", (event) => this.view && this.pick(this.nearest(...at(event))));
+    const under = (event) => (this.view ? this.nearest(...pixelOf(event, canvas)) : -1);
+    canvas.addEventListener("pointermove", (event) => this.pick(under(event)));
     canvas.addEventListener("pointerleave", () => this.pick(-1));
-    canvas.addEventListener("click", (event) => {
-      const node = this.view ? this.nearest(...at(event)) : -1;
-      if (node >= 0) this.onOpen(node);
-    });
+    canvas.addEventListener("click", (event) => under(event) >= 0 && this.onOpen(under(event)));
     canvas.addEventListener("blur", () => this.pick(-1));
     canvas.addEventListener("keydown", (event) => {
       const node = this.current < 0 ? this.top : this.current;
-      const parent = shape.parent[node];
-      const larger = (a, b) => (shape.from[a] < shape.from[b] ? a : b);
-      let next = node;
-      if (event.key === "ArrowUp") next = node === this.top ? node : parent;
-      else if (event.key === "ArrowDown") next = shape.isLeaf(node) ? node : larger(
-        shape.left(node),
-        shape.right(node),
-      );
+      const parent = node === this.top ? -1 : shape.parent[node];
+      if (event.key === "ArrowUp") this.pick(parent < 0 ? node : parent, true);
+      else if (event.key === "ArrowDown") this.pick(shape.isLeaf(node) ? node : shape.children(node)[0], true);
       else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
-        if (node !== this.top) next = shape.left(parent) === node ? shape.right(parent) : shape.left(parent);
+        this.pick(parent < 0 ? node : shape.children(parent).find((child) => child !== node), true);
       } else if (event.key === "Enter") {
-        event.preventDefault();
         if (!shape.isLeaf(node)) this.onOpen(node);
-        return;
-      } else if (event.key === "Backspace" && this.top !== shape.root) {
-        event.preventDefault();
-        this.onOpen(shape.parent[this.top]);
-        return;
-      } else return;
+      } else if (event.key === "Backspace" && this.top !== shape.root) this.onOpen(shape.parent[this.top]);
+      else return;
       event.preventDefault();
-      this.pick(next, true);
     });
   }
 }
 
-/** What a node is, in words: part of a cluster, a cluster, or several joined. */
+/** What a node is: part of a cluster, a cluster, or several joined. */
 function nodeKind(node) {
   const at = tree.cluster[node];
   if (at < 0) return "joined";
@@ -295,12 +255,10 @@ function nodeKind(node) {
 }
 
 function nodeWords(node) {
-  const kind = nodeKind(node);
   const at = tree.cluster[node];
-  const name = { cluster: `Cluster ${at}`, split: `Part of cluster ${at}`, joined: "Several clusters" }[kind];
-  const known = hasLabels && tree.label[node] >= 0;
-  const label = known ? `, ${percent(tree.purity[node])} ${labelName(tree.label[node])}` : "";
-  return visible(`${name}, ${plural(tree.size[node], "image")}${label}`);
+  const names = { cluster: `Cluster ${at}`, split: `Part of cluster ${at}`, joined: "Several clusters" };
+  const label = majorityWords({ label: tree.label[node], purity: tree.purity[node] });
+  return visible(`${names[nodeKind(node)]}, ${plural(tree.size[node], "image")}${label}`);
 }
 
 function addTree() {
@@ -314,51 +272,41 @@ function addTree() {
       const slider = el("input", { type: "range", min: 1, max: most, step: 1, "aria-label": "Number of groups, K" });
       const number = el("input", { type: "number", min: 1, max: most, step: 1, inputmode: "numeric" });
       const kept = button(`Found: ${count(tree.n_clusters)}`, () => cutAt(tree.n_clusters), { class: "chip" });
-      const lead = el("p", { class: "lead small", role: "status" });
-      const hint = el("p", { class: "note" });
-      const crumbs = el("nav", { class: "crumbs", "aria-label": "Branch" });
-      const under = el("p", { class: "note tree-hover" }, "\u00a0");
+      const lead = el("p.lead.small", { role: "status" });
+      const hint = note();
+      const crumbs = el("nav.crumbs", { "aria-label": "Branch" });
+      const under = el("p.note.tree-hover", "\u00a0");
       let state = {};
-      let timer = 0;
-      // The address follows when the slider rests: a history entry a pixel would make the browser slow.
+      // The address follows when the slider rests: a history entry for each pixel would make the browser slow.
+      const remember = debounced(() => where().section === "tree" && adjust({ k: state.k }, { replace: true }), 150);
       const cutAt = (k) => {
         draw({ ...state, k: clamp(Math.round(k) || 1, 1, most) });
-        clearTimeout(timer);
-        timer = setTimeout(() => where().section === "tree" && adjust({ k: state.k }, { replace: true }), 150);
+        remember();
       };
       slider.addEventListener("input", () => cutAt(Number(slider.value)));
       number.addEventListener("change", () => cutAt(Number(number.value)));
       number.addEventListener("input", () => number.value && number.checkValidity() && cutAt(Number(number.value)));
-      const zoom = (node) => go(address("tree", { k: state.k, node: node === shape.root ? null : node }));
+      const branch = (node) => address("tree", { k: state.k, node: node === shape.root ? null : node });
       const dendrogram = new Dendrogram(shape, {
-        onOpen: zoom,
+        onOpen: (node) => go(branch(node)),
         onHover: (node) => (under.textContent = node < 0 ? "\u00a0" : nodeWords(node)),
       });
       const card = (node, width) => {
         const kind = nodeKind(node);
-        const badge = {
-          cluster: `cluster ${tree.cluster[node]}`,
-          split: `part of ${tree.cluster[node]}`,
-          joined: "joined",
-        }[kind];
-        const attributes = { class: `card group ${kind}`, "data-focus": true, "aria-label": nodeWords(node) };
-        // What is a cluster, or cannot be split further, opens as a cluster; else the tree goes into it.
         const at = tree.cluster[node];
-        const opens = at >= 0 && (kind === "cluster" || shape.isLeaf(node));
-        const target = opens
-          ? { href: clusterAddress(at), "data-cluster": at }
-          : { href: address("tree", { k: state.k, node }) };
-        return el(
-          "a",
-          { ...attributes, ...target },
-          stripMosaic(tree.examples[node] ?? [], 4, width),
-          span(
-            "card-line",
-            majority(tree.label[node], "card-label"),
-            hasLabels && tree.purity[node] !== null ? span("card-purity", percent(tree.purity[node])) : "",
-          ),
+        const badge = { cluster: `cluster ${at}`, split: `part of ${at}`, joined: "joined" }[kind];
+        const purity = hasLabels && tree.purity[node] !== null && span("card-purity", percent(tree.purity[node]));
+        const parts = [
+          { "data-focus": true, "aria-label": nodeWords(node) },
+          stripMosaic(tree.examples[node] ?? [], width),
+          span("card-line", majority(tree.label[node], "card-label"), purity),
           span("card-facts", plural(tree.size[node], "image"), span(`badge ${kind}`, badge)),
-        );
+        ];
+        // A cluster, or what cannot be split further, opens as a cluster; anything else enlarges its branch.
+        const opens = at >= 0 && (kind === "cluster" || shape.isLeaf(node));
+        if (opens) return clusterLink(`card group ${kind}`, at, ...parts);
+        parts[0].href = branch(node);
+        return el(`a.card group ${kind}`, ...parts);
       };
       const grid = new VirtualGrid({
         label: "Groups at this cut",
@@ -367,22 +315,16 @@ function addTree() {
         rowHeight: (width) => ((width - 6) / 4) * (thumbs.height / thumbs.width) + 56,
         make: card,
       });
-      const step = (by) => cutAt(state.k + by);
+      const step = (text, by, label) =>
+        button(text, () => cutAt(state.k + by), { class: "tool", "aria-label": label });
+      const [fewer, more] = [step("\u2212", -1, "One group fewer"), step("+", 1, "One group more")];
       root.append(
-        el("header", { class: "head" }, el("h1", {}, "Merge tree")),
+        head("Merge tree"),
         lead,
-        el(
-          "div",
-          { class: "controls cut" },
-          button("\u2212", () => step(-1), { class: "tool", "aria-label": "One group fewer" }),
-          slider,
-          button("+", () => step(1), { class: "tool", "aria-label": "One group more" }),
-          field("K", number, "narrow"),
-          kept,
-        ),
+        el("div.controls.cut", fewer, slider, more, field("K", number, "narrow"), kept),
         hint,
         crumbs,
-        el("div", { class: "tree-holder" }, dendrogram.canvas),
+        el("div.tree-holder", dendrogram.canvas),
         under,
         grid.element,
       );
@@ -391,8 +333,7 @@ function addTree() {
         const { k, node } = state;
         slider.value = k;
         slider.setAttribute("aria-valuetext", plural(k, "group"));
-        if (document.activeElement !== number || !number.matches(":focus")) number.value = k;
-        else if (Number(number.value) !== k) number.value = k;
+        if (document.activeElement !== number || Number(number.value) !== k) number.value = k;
         slider.style.setProperty("--level", `${(100 * (k - 1)) / Math.max(1, most - 1)}%`);
         const groups = shape.cut(k);
         const inside = groups.filter((group) => shape.within(group, node));
@@ -401,10 +342,10 @@ function addTree() {
         lead.textContent = `${plural(k, "group")}${all ? "" : `, ${count(shown.length)} of them in this branch`}.`;
         if (k > tree.n_clusters) {
           hint.textContent =
-            `Finer than the ${count(tree.n_clusters)} clusters that training found: these splits were found now, ` +
-            "in the final embeddings, not by training. They are dashed in the tree.";
+            `More than the ${count(tree.n_clusters)} clusters that training found. The report made these splits from ` +
+            "the final embeddings; they are dashed in the tree.";
         } else if (k === tree.n_clusters) hint.textContent = "These are the clusters that training found.";
-        else hint.textContent = "Found clusters joined by how near they are, nearest first.";
+        else hint.textContent = "Clusters that training found, joined by Ward's method, the most similar first.";
         kept.setAttribute("aria-pressed", String(k === tree.n_clusters));
         dendrogram.show(node, k, groups);
         grid.setKeys(shown);
@@ -415,16 +356,15 @@ function addTree() {
         crumbs.replaceChildren(
           ...parts.flatMap((at, i) => {
             const text = at === shape.root ? "All images" : at < 0 ? "\u2026" : plural(tree.size[at], "image");
-            const part = at < 0 || at === node ? el("span", at === node ? { "aria-current": "true" } : {}, text) : el(
-              "a",
-              { href: address("tree", { k, node: at === shape.root ? null : at }) },
-              text,
-            );
-            return i ? [el("span", { class: "crumb-mark", "aria-hidden": "true" }, "\u203a"), part] : [part];
+            const here = at < 0 || at === node;
+            const part = here
+              ? el("span", { "aria-current": at === node && "true" }, text)
+              : el("a", { href: branch(at) }, text);
+            return i ? [el("span.crumb-mark", { "aria-hidden": "true" }, "\u203a"), part] : [part];
           }),
         );
       };
-      this.update = (params) => {
+      return (params) => {
         const node = Number(params.get("node") ?? shape.root);
         const k = Number(params.get("k") ?? state.k ?? tree.n_clusters);
         const next = {
@@ -434,7 +374,6 @@ function addTree() {
         if (next.k !== state.k || next.node !== state.node) draw(next);
       };
     },
-    update() {},
   });
 }
 
