@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.report.made_runs import made_run, opened
 
+from siammm.report.explorer import Explorer
 from siammm.report.gather import GatherSettings, gather
-from siammm.report.live import Explorer
 from siammm.report.render import render
 from siammm.report.serve import TOKEN_HEADER, Server
 

@@ -12,7 +12,7 @@ import itertools
 import numpy as np
 from PIL import Image, ImageDraw
 
-from siammm.report.contents import (
+from siammm.report.schema import (
     Cluster,
     Comparison,
     Contents,

@@ -27,8 +27,8 @@ from siammm.data.view_settings import views
 from siammm.learn.build import build_network
 from siammm.metrics.outliers import outlier_score
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.report.contents import Contents
 from siammm.report.gather import quiet
+from siammm.report.schema import Contents
 from siammm.runs import folder as run
 from siammm.runs import results
 from siammm.runs.folder import RunFolder

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from siammm.core.errors import InputError
-from siammm.report import chosen, tree
+from siammm.report import examples, tree
 from siammm.report.gather import GatherSettings, gather
 from siammm.runs import folder as run_files
 from siammm.runs.opened import OpenRun
@@ -177,7 +177,7 @@ def test_choice_of_images(tmp_path: Path) -> None:
 
 
 def test_many_images_are_drawn_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chosen, "MOST_ROWS", 150)
+    monkeypatch.setattr(examples, "MOST_ROWS", 150)
     run = opened(made_run(tmp_path, n=900, k=3))
     contents = gather(run, GatherSettings()).contents
     check_contents(contents, run)
@@ -189,9 +189,9 @@ def test_many_images_are_drawn_from(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_counts_leave_room() -> None:
     for k in (1, 10, 300, 1000, 5000):
-        counts = chosen.Counts.of(k)
+        counts = examples.Counts.of(k)
         each = counts.central + counts.boundary + counts.outliers + counts.sample + counts.by_label
-        assert k * each <= chosen.MOST_ROWS - 3000
+        assert k * each <= examples.MOST_ROWS - 3000
         assert counts.central >= 1
 
 

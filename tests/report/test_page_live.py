@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from siammm.report.explorer import Explorer
 from siammm.report.gather import GatherSettings, gather, quiet
-from siammm.report.live import Explorer
 from siammm.report.serve import Server
 from tests.report.browser import PHONE, Watched, chromium, serious_faults
 from tests.report.made_runs import made_run, opened

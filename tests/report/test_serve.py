@@ -20,8 +20,8 @@ import pytest
 from PIL import Image
 
 from siammm.core.errors import InputError
+from siammm.report.explorer import MOST_BYTES, Explorer
 from siammm.report.gather import GatherSettings, gather
-from siammm.report.live import MOST_BYTES, Explorer
 from siammm.report.serve import Server
 from siammm.runs import folder as run_files
 from tests.data.image_sets import encoded, write_npz

@@ -9,10 +9,10 @@ from rich.markup import escape
 from siammm.commands.progress import Bar
 from siammm.core import processes
 from siammm.core.errors import InputError
-from siammm.report import places
+from siammm.report import projection
 from siammm.report.browser import open_page
+from siammm.report.explorer import Explorer
 from siammm.report.gather import GatherSettings, gather
-from siammm.report.live import Explorer
 from siammm.report.serve import Server
 from siammm.runs.opened import open_run
 from siammm.settings.commands import ExploreConfig
@@ -20,7 +20,7 @@ from siammm.settings.commands import ExploreConfig
 
 def explore(config: ExploreConfig) -> None:
     """Run the command: serve until Ctrl-C, which is how it ends well."""
-    places.check_map(config.map)
+    projection.check_map(config.map)
     console = Console(highlight=False)
     with processes.setup(config.device) as context, Server(config.port) as server:
         if context.world_size > 1:

@@ -19,7 +19,7 @@ from siammm.core.errors import InputError
 from siammm.core.files import write_text
 from siammm.core.folders import check_new_folder, new_folder
 from siammm.core.text import counted, one_line
-from siammm.report import places
+from siammm.report import projection
 from siammm.report.browser import open_page
 from siammm.report.gather import Gathered, GatherSettings, gather
 from siammm.report.render import render
@@ -35,7 +35,7 @@ def report(config: ReportConfig) -> None:
     check_at_least("--max-thumbnails", config.max_thumbnails, 0)
     if config.thumbnail_size is not None and not 8 <= config.thumbnail_size <= _LARGEST_THUMBNAIL:
         raise InputError(f"--thumbnail-size is {config.thumbnail_size}, but it must be from 8 to {_LARGEST_THUMBNAIL}.")
-    places.check_map(config.map)
+    projection.check_map(config.map)
     output = config.output or Path(f"{config.run.expanduser().resolve().name}-report.html")
     output = output.expanduser()
     beside = output.with_name(f"{output.stem}_files")

@@ -8,9 +8,9 @@ import numpy as np
 
 from siammm.core.text import printable, shown
 from siammm.metrics.clustering import clustering_scores
-from siammm.report import history, judged
-from siammm.report.contents import Comparison, Matching
+from siammm.report import assessments, history
 from siammm.report.plain import number
+from siammm.report.schema import Comparison, Matching
 from siammm.runs.opened import Assigned, image_size_of, read_assigned
 
 _MATCHES = 6
@@ -45,7 +45,7 @@ def compare(found: Assigned, path: Path, notes: list[str]) -> Comparison:
         curves=history.curves_of(other),
         n_shared=len(shared),
         scores=scores,
-        figures=judged.read_figures(other, None, about_other),
+        figures=assessments.read_figures(other, None, about_other),
         clusters=clusters,
         other_sizes=np.bincount(other.cluster_N, minlength=other.n_clusters).tolist(),
     )

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 
 import siammm
+from siammm.report import assessments, comparison, examples, history, projection, thumbnails, tree
+from siammm.report.examples import Measured, Rows, Shown
 from siammm.core.text import counted
-from siammm.report import chosen, comparison, history, judged, places, thumbnails, tree
-from siammm.report.chosen import Measured, Rows, Shown
-from siammm.report.contents import FORMAT, Cluster, Contents, Images
-from siammm.report.places import MapMethod
 from siammm.report.plain import number, numbers
+from siammm.report.projection import MapMethod
+from siammm.report.schema import FORMAT, Cluster, Contents, Images
 from siammm.report.thumbnails import Layout
 from siammm.runs.opened import Assigned, OpenRun, Tell, n_set_aside
 
@@ -84,23 +84,23 @@ class Gathered:
 
 def gather(run: OpenRun, settings: GatherSettings, tell: Tell = quiet) -> Gathered:
     """Gather all that the page shows."""
-    places.check_map(settings.map)
+    projection.check_map(settings.map)
     found, notes = run.found, list(run.notes)
     seed = settings.random_state
-    labels = judged.Labels(None if found.label_names is None else list(found.label_names))
+    labels = assessments.Labels(None if found.label_names is None else list(found.label_names))
     rows = Rows(found.n_images)
-    measured = chosen.measure(run, tell)
+    measured = examples.measure(run, tell)
     _doubt(found, notes)
-    clusters = _clusters(run, measured, chosen.choose(run, measured, seed=seed), rows)
-    suspects = judged.read_suspects(found, settings.audit, labels, rows, notes)
-    figures = judged.read_figures(found, settings.evaluation, notes)
+    clusters = _clusters(run, measured, examples.choose(run, measured, seed=seed), rows)
+    suspects = assessments.read_suspects(found, settings.audit, labels, rows, notes)
+    figures = assessments.read_figures(found, settings.evaluation, notes)
     beside = None if settings.compare is None else comparison.compare(found, settings.compare, notes)
     joined = tree.build_tree(run, measured, rows, seed=seed, tell=tell)
     if joined is None:
         notes.append(
             f"{found.n_clusters:,} clusters are too many for a tree, which has at most {tree.MOST_CLUSTERS:,}."
         )
-    rows.fill(chosen.MOST_ROWS, seed=seed)
+    rows.fill(examples.MOST_ROWS, seed=seed)
     image_M = rows.image_M
     if len(image_M) < found.n_images:
         notes.append(
@@ -108,7 +108,7 @@ def gather(run: OpenRun, settings: GatherSettings, tell: Tell = quiet) -> Gather
             + ("random sample." if settings.live else "random sample; `siammm explore` shows all of them.")
         )
     tell("drawing the map", 0, 0)
-    place_M2, share, method = places.places(run.embedding_ND, image_M, settings.map, seed=seed)
+    place_M2, share, method = projection.project(run.embedding_ND, image_M, settings.map, seed=seed)
     layout, number_M, sheets, n_within, urls = _pictures(run, image_M, settings, notes, tell)
     n_aside = n_set_aside(found)
     if n_aside:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from siammm.core.text import printable
-from siammm.report.contents import Run
 from siammm.report.plain import is_number, number
+from siammm.report.schema import Run
 from siammm.runs.opened import Assigned
 from siammm.settings.stored import as_plain
 

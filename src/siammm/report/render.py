@@ -18,7 +18,7 @@ from importlib import resources
 import jinja2
 from markupsafe import Markup
 
-from siammm.report.contents import Contents
+from siammm.report.schema import Contents
 
 _TEMPLATE, _STYLE = "report.html", "report.css"
 # One script, written in parts; the last one starts the page.

@@ -24,7 +24,7 @@ import torch
 
 from siammm.core.errors import InputError, SiamMMError
 from siammm.core.text import one_line
-from siammm.report.live import MOST_AT_ONCE, MOST_BYTES, Explorer, Missing
+from siammm.report.explorer import MOST_AT_ONCE, MOST_BYTES, Explorer, Missing
 from siammm.report.render import policy, render
 from siammm.report.thumbnails import MEDIA_TYPE
 

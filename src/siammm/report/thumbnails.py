@@ -16,7 +16,7 @@ from PIL import Image
 
 from siammm.data.decode import BadImage, default_threads
 from siammm.data.source import Source
-from siammm.report.contents import Sheet, Thumbnails
+from siammm.report.schema import Sheet, Thumbnails
 
 MEDIA_TYPE = "image/webp"
 MOST_BYTES = 14 * 2**20

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from siammm.report.chosen import Measured, Rows, members
-from siammm.report.contents import Tree
+from siammm.report.examples import Measured, Rows, members
 from siammm.report.history import starting_clusters
 from siammm.report.plain import number
+from siammm.report.schema import Tree
 from siammm.report.ward import groups_within, ward
 from siammm.runs.opened import OpenRun, Tell
 

@@ -342,8 +342,8 @@ function addTree() {
         lead.textContent = `${plural(k, "group")}${all ? "" : `, ${count(shown.length)} of them in this branch`}.`;
         if (k > tree.n_clusters) {
           hint.textContent =
-            `More than the ${count(tree.n_clusters)} clusters that training found. The report made these splits from ` +
-            "the final embeddings; they are dashed in the tree.";
+            `More than the ${count(tree.n_clusters)} clusters that training found. The extra splits (dashed) were ` +
+            "made for this report, from the final embeddings, not by training.";
         } else if (k === tree.n_clusters) hint.textContent = "These are the clusters that training found.";
         else hint.textContent = "Clusters that training found, joined by Ward's method, the most similar first.";
         kept.setAttribute("aria-pressed", String(k === tree.n_clusters));

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from siammm.core.errors import InputError
-from siammm.report.chosen import chunks
+from siammm.report.examples import chunks
 
 MapMethod = Literal["pca", "umap"]
 
@@ -26,7 +26,7 @@ def check_map(method: MapMethod) -> None:
         raise InputError("--map umap needs umap-learn; install it with: pip install 'siammm[viz]', or leave --map out.")
 
 
-def places(
+def project(
     embedding_ND: np.ndarray, image_M: np.ndarray, method: MapMethod, *, seed: int
 ) -> tuple[np.ndarray, float | None, MapMethod]:
     """Places from 0 to 1, (M, 2), the share of the variance that they show (for PCA), and the method that made them."""

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from siammm.core.errors import InputError, StoredFileError
 from siammm.core.text import one_line, printable, shown
 from siammm.evaluate import evaluation as record
-from siammm.report.chosen import Rows
-from siammm.report.contents import Figure, Suspect
+from siammm.report.examples import Rows
 from siammm.report.plain import number
+from siammm.report.schema import Figure, Suspect
 from siammm.runs.opened import Assigned
 
 MOST_SUSPECTS = 1000

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
-from siammm.report.places import places, principal_plane
+from siammm.report.projection import principal_plane, project
 
 
 def test_the_plane_is_that_of_pca() -> None:
@@ -25,7 +25,7 @@ def test_the_plane_is_that_of_pca() -> None:
 def test_places_are_from_0_to_1_in_one_scale() -> None:
     random = np.random.default_rng(0)
     x_ND = (random.normal(size=(200, 4)) * [8, 2, 0.1, 0.1]).astype(np.float16)
-    place_M2, share, method = places(x_ND, np.arange(0, 200, 2), "pca", seed=0)
+    place_M2, share, method = project(x_ND, np.arange(0, 200, 2), "pca", seed=0)
     assert place_M2.shape == (100, 2)
     assert method == "pca"
     assert share is not None
@@ -37,7 +37,7 @@ def test_places_are_from_0_to_1_in_one_scale() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 4), (5, 1), (2, 2)])
 def test_small_tables(shape: tuple[int, int]) -> None:
-    place_M2, _, method = places(np.ones(shape, np.float16), np.arange(shape[0]), "umap", seed=0)
+    place_M2, _, method = project(np.ones(shape, np.float16), np.arange(shape[0]), "umap", seed=0)
     assert method == "pca", "too few to have neighbourhoods"
     assert np.isfinite(place_M2).all()
     assert (place_M2 == 0.5).all()
@@ -46,7 +46,7 @@ def test_small_tables(shape: tuple[int, int]) -> None:
 def test_umap() -> None:
     pytest.importorskip("umap")
     x_ND = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float16)
-    first, second = (places(x_ND, np.arange(60), "umap", seed=0)[0] for _ in range(2))
+    first, second = (project(x_ND, np.arange(60), "umap", seed=0)[0] for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert first.min() >= 0
     assert first.max() <= 1

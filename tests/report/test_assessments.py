@@ -16,7 +16,7 @@ from siammm.cli import main
 from siammm.commands import audit
 from siammm.core.errors import InputError, StoredFileError
 from siammm.evaluate.evaluation import Evaluation, Figure, Result
-from siammm.report import judged
+from siammm.report import assessments
 from siammm.report.gather import GatherSettings, gather
 from siammm.runs.opened import OpenRun
 from tests.report.made_runs import check_contents, made_run, opened, rewrite
@@ -158,7 +158,7 @@ def test_suspects_of_images_that_the_run_has_not(run: OpenRun, here: Path) -> No
 
 
 def test_the_worst_of_many(run: OpenRun, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judged, "MOST_SUSPECTS", 3)
+    monkeypatch.setattr(assessments, "MOST_SUSPECTS", 3)
     write_audit(here / "made-audit", [str(i) for i in range(9)], probability=np.full(9, 0.1))
     contents = gather(run, GatherSettings()).contents
     assert [suspect["rank"] for suspect in contents["suspects"] or []] == [1, 2, 3]
@@ -201,7 +201,7 @@ def test_a_real_audit(tmp_path: Path, here: Path) -> None:
     run = opened(folder)
     contents = gather(run, GatherSettings(audit=Path("audited"))).contents
     check_contents(contents, run)
-    assert (judged.SUSPECTS, judged.SUMMARY) == (audit.SUSPECTS, audit.SUMMARY)
+    assert (assessments.SUSPECTS, assessments.SUMMARY) == (audit.SUSPECTS, audit.SUMMARY)
     found = {contents["images"]["id"][suspect["image"]]: suspect for suspect in contents["suspects"] or []}
     assert {"3", "50"} <= set(found)
     assert [name for name, _ in found["3"]["evidence"]] == [

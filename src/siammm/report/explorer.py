@@ -22,10 +22,10 @@ from siammm.data.sources import open_source
 from siammm.learn.encode import encode
 from siammm.metrics.kmeans import without_zero_warnings
 from siammm.report import thumbnails
-from siammm.report.chosen import chunks
-from siammm.report.contents import ClusterPage, Found, Neighbour, Search
+from siammm.report.examples import chunks
 from siammm.report.gather import Gathered
 from siammm.report.plain import number
+from siammm.report.schema import ClusterPage, Found, Neighbour, Search
 from siammm.runs.opened import OpenRun, load_encoder
 
 Order = Literal["central", "outlying"]
