@@ -16,7 +16,7 @@ from siammm.core.errors import InputError, StoredFileError
 from siammm.core.text import one_line, printable, shown
 from siammm.evaluate import evaluation as record
 from siammm.report.examples import Rows
-from siammm.report.plain import number
+from siammm.report.json_numbers import number
 from siammm.report.schema import Figure, Suspect
 from siammm.runs.opened import Assigned
 

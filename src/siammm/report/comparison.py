@@ -9,7 +9,7 @@ import numpy as np
 from siammm.core.text import printable, shown
 from siammm.metrics.clustering import clustering_scores
 from siammm.report import assessments, history
-from siammm.report.plain import number
+from siammm.report.json_numbers import number
 from siammm.report.schema import Comparison, Matching
 from siammm.runs.opened import Assigned, image_size_of, read_assigned
 

@@ -24,7 +24,7 @@ from siammm.metrics.kmeans import without_zero_warnings
 from siammm.report import thumbnails
 from siammm.report.examples import chunks
 from siammm.report.gather import Gathered
-from siammm.report.plain import number
+from siammm.report.json_numbers import number
 from siammm.report.schema import ClusterPage, Found, Neighbour, Search
 from siammm.runs.opened import OpenRun, load_encoder
 

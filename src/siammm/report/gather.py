@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 import siammm
+from siammm.core.text import counted
 from siammm.report import assessments, comparison, examples, history, projection, thumbnails, tree
 from siammm.report.examples import Measured, Rows, Shown
-from siammm.core.text import counted
-from siammm.report.plain import number, numbers
+from siammm.report.json_numbers import number, numbers
 from siammm.report.projection import MapMethod
 from siammm.report.schema import FORMAT, Cluster, Contents, Images
 from siammm.report.thumbnails import Layout

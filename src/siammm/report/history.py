@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from siammm.core.text import printable
-from siammm.report.plain import is_number, number
+from siammm.report.json_numbers import is_number, number
 from siammm.report.schema import Run
 from siammm.runs.opened import Assigned
 from siammm.settings.stored import as_plain

@@ -16,7 +16,7 @@ import numpy as np
 
 from siammm.report.examples import Measured, Rows, members
 from siammm.report.history import starting_clusters
-from siammm.report.plain import number
+from siammm.report.json_numbers import number
 from siammm.report.schema import Tree
 from siammm.report.ward import groups_within, ward
 from siammm.runs.opened import OpenRun, Tell
