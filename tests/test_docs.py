@@ -16,15 +16,16 @@ from siammm.settings.checks import check_settings
 from siammm.settings.fields import setting_homes
 from siammm.settings.presets import PRESETS
 from siammm.settings.training import TrainConfig
+from tests.test_layers import MAY_IMPORT
 
 ROOT = Path(__file__).parents[1]
-EQUATIONS, MATHS = ROOT / "docs" / "equations.md", ROOT / "docs" / "maths.md"
+EQUATIONS, MATHS, ARCHITECTURE = (ROOT / "docs" / f"{name}.md" for name in ("equations", "maths", "architecture"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
 
 FUNCTIONS = sorted(
     {
         found
-        for page in (EQUATIONS, MATHS)
+        for page in (EQUATIONS, MATHS, ARCHITECTURE)
         for found in re.findall(r"`(siammm[\w.]*):([\w.]+)`", page.read_text("utf-8"))
     }
 )
@@ -88,6 +89,11 @@ def test_every_page_is_on_the_map() -> None:
     index = (ROOT / "docs" / "index.md").read_text("utf-8")
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} - {"index.md"}
     assert not {page for page in pages if f"]({page})" not in index}
+
+
+def test_every_package_is_on_the_page_of_the_architecture() -> None:
+    first = re.findall(r"^\| (`[^|]+) \|", ARCHITECTURE.read_text("utf-8").split("\n## ")[1], flags=re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", " ".join(first))) == set(MAY_IMPORT) - {"__main__"}
 
 
 def test_every_record_is_on_the_page_of_results_with_a_command_that_exists() -> None:
