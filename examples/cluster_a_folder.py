@@ -1,9 +1,9 @@
-"""Group the images of a folder and write one contact sheet a cluster.
+"""Cluster the images of a folder and write one contact sheet per cluster.
 
     python examples/cluster_a_folder.py photos/ sheets/ [epochs]
 
-The encoder is learnt from these images alone; nobody says how many groups there are. Without arguments it draws a
-folder of simple shapes first, trains for a moment, and sorts those.
+The encoder is trained on these images only, and the number of clusters is found. Without arguments it draws a folder of
+simple shapes, trains for a moment, and clusters those.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIDE, COLUMNS, SHOWN = 64, 8, 32
 
 
 def draw_shapes(folder: Path, n: int = 120) -> None:
-    """Circles, squares and bars in any colour and place, as 32 x 32 pixels."""
+    """Circles, squares and bars with random colours and positions, 32 x 32 pixels."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     for number in range(n):
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
     model = SiamMM(preset="cifar" if arguments else "demo", image_size=32, epochs=epochs, progress=True)
     clusters = model.fit_predict(str(photos))
     paths = sorted(path for path in photos.rglob("*") if path.is_file())
-    assert len(paths) == len(clusters), "an image could not be read, or a file is none"
+    assert len(paths) == len(clusters), "some files could not be read as images"
     density = model.score_samples(str(photos))
     sheets.mkdir(parents=True, exist_ok=True)
     for cluster in range(model.n_clusters_):

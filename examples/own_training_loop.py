@@ -1,9 +1,9 @@
-"""SiamMM's objective in a training loop of your own: any network, any data, plain PyTorch.
+"""SiamMM's objective in your own training loop: any network, any data, plain PyTorch.
 
     python examples/own_training_loop.py [epochs]
 
-The mixture is fitted to the last epoch's embeddings, starting from its former centroids, so that a cluster keeps its
-number; the loss pulls each embedding towards its nearest components. (The momentum encoder is left out: SimSiam's way.)
+The mixture is fitted to the embeddings of the last epoch, starting from its previous centroids, so that clusters keep
+their numbers. The loss pulls each embedding towards its nearest components. It has no momentum encoder, as in SimSiam.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Network(nn.Module):
         self.predictor = nn.Sequential(nn.Linear(DIMS, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, DIMS))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The prediction, and the embedding that others predict; both of unit length."""
+        """The prediction and the embedding, both of unit length."""
         z = self.encoder(x)
         return normalize(self.predictor(z), dim=1), normalize(z, dim=1)
 
 
 def view(x: Tensor) -> Tensor:
-    """A random change that keeps the meaning; put your augmentation here."""
+    """Random augmentation; put yours here."""
     kept = torch.rand_like(x) > 0.25
     return x * kept * (1 + 0.2 * torch.randn(len(x), 1)) + 0.1 * torch.randn_like(x)
 
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
     for epoch in range(epochs):
         with torch.no_grad():
             bank = network.eval()(images)[1]
-        # Clusters of an encoder that knows nothing mean nothing: they only merge once it has learnt for a while.
+        # Early clusters mean little, so merge only in the last epoch.
         merge = "auto" if epoch == epochs - 1 else None
         mixture = siammm.VonMisesFisherMixture(
             60, temperature=TEMPERATURE, merge=merge, max_iter=3, random_state=0, device="cpu"
