@@ -21,30 +21,6 @@ N, K, D = 120, 4, 8
 NAMES = np.array(["ant", "bee", "cat", "dog"])
 WRONG = [3, 50, 81, 110]
 
-# A new flag is a choice: people's scripts hold on to every one of these.
-FLAGS = [
-    "--data",
-    "--labels",
-    "--output",
-    "--overwrite",
-    "--key",
-    "--id-column",
-    "--label-column",
-    "--mixture",
-    "--n-neighbours",
-    "--rounds",
-    "--threshold",
-    "--plant",
-    "--show",
-    "--device",
-    "--random-state",
-    "--image-key",
-    "--label-key",
-    "--loader",
-    "--workers",
-    "--max-bad-images",
-    "--max-pixels",
-]
 
 COLUMNS = [
     "rank", "id", "label", "suggested", "probability", "score", "component", "assignment", "neighbours", "linear",
@@ -81,15 +57,6 @@ def summary_of(folder: str | Path) -> dict[str, Any]:
 
 
 # -- flags
-
-
-def test_the_flags_of_audit(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", "--help"]) == 0
-    text = capsys.readouterr().out
-    assert re.findall(r"^\W+? (--[a-z][a-z-]+)", text, flags=re.MULTILINE) == FLAGS
-    text = " ".join(text.replace("│", " ").split())
-    for flag in FLAGS:
-        assert re.search(rf"{flag}( [^ ]+)? [A-Z][^│]+?\(default", text), flag
 
 
 def test_values_are_parsed() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import time
@@ -15,12 +14,6 @@ import torch
 from siammm.cli import main, parse
 from siammm.commands.bench import REFERENCE, number
 from siammm.settings.commands import BenchConfig
-
-# A new flag is a choice: people's scripts hold on to every one of these.
-FLAGS = [
-    "--preset", "--batch-size", "--seconds", "--compile", "--output", "--overwrite", "--device", "--random-state",
-]  # fmt: skip
-
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,13 +31,6 @@ def benched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         arguments = ["bench", "--preset", "demo", "--seconds", "2", "--device", "cpu", "--output", str(output)]
         assert main(arguments) == 0
     return output, printed.getvalue()
-
-
-def test_the_flags_are_a_choice(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--help"]) == 0
-    shown = capsys.readouterr().out
-    found = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", shown)) - {"--help"}
-    assert {flag.replace("--no-", "--") for flag in found} == set(FLAGS)
 
 
 def test_it_prints_what_was_measured(benched: tuple[Path, str]) -> None:

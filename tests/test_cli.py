@@ -27,37 +27,6 @@ from siammm.settings.presets import PRESETS
 
 N, K, D = 240, 4, 16
 
-# A new flag is a choice: people's scripts hold on to every one of these.
-FLAGS = [
-    "--output",
-    "--overwrite",
-    "--key",
-    "--id-column",
-    "--label-column",
-    "--family",
-    "--n-components",
-    "--n-neighbours",
-    "--temperature",
-    "--assignment",
-    "--size-weighting",
-    "--merge",
-    "--merge-threshold",
-    "--merge-floor",
-    "--merge-share",
-    "--concentration",
-    "--concentration-dims",
-    "--small-sample-correction",
-    "--concentration-shrinkage",
-    "--covariance",
-    "--init",
-    "--n-init",
-    "--max-iter",
-    "--tol",
-    "--device",
-    "--backend",
-    "--random-state",
-]
-
 
 @pytest.fixture(scope="module")
 def blobs() -> tuple[np.ndarray, np.ndarray]:
@@ -78,20 +47,6 @@ def table(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path, monkeypatch: pyt
 
 
 # -- flags
-
-
-def test_the_flags_of_cluster(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cluster", "--help"]) == 0
-    found = re.findall(r"^\W+? (--[a-z-]+)", capsys.readouterr().out, flags=re.MULTILINE)
-    assert found == FLAGS
-
-
-def test_every_flag_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["cluster", "--help"])
-    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for flag in FLAGS:
-        # A flag is followed by what it takes, and then by words of help before its default.
-        assert re.search(rf"{flag}( [^ ]+)? [A-Z\"][^│]+?\(default", text), flag
 
 
 @pytest.mark.parametrize("kind", ["VonMisesFisherMixture", "GaussianMixture"])
@@ -145,14 +100,6 @@ def test_wrong_arguments_end_with_2(arguments: list[str], capsys: pytest.Capture
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"siammm {siammm.__version__}\n"
-
-
-def test_help_does_not_wait_for_torch() -> None:
-    code = (
-        "import sys; from siammm.cli import main; main(['cluster', '--help']);"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'sklearn', 'scipy', 'pyarrow')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,8 @@ import timm
 import torch
 
 from siammm import SiamMM
-from siammm.cli import main, parse
-from siammm.settings.commands import EmbedConfig
+from siammm.cli import main
 from tests.export.runs import N_IMAGES, trained_run, write_images
-
-FLAGS = [
-    "--data", "--output", "--overwrite", "--what", "--image-size", "--device", "--image-key", "--label-key", "--loader",
-    "--workers", "--max-bad-images", "--max-pixels",
-]  # fmt: skip
-
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,23 +24,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained_run(tmp_path_factory.mktemp("embedded"))
-
-
-def test_the_flags() -> None:
-    config = parse(["embed", "run"])
-    assert isinstance(config, EmbedConfig)
-    flags = re.findall(r"(?<![\w-])--[a-z][a-z-]*", help_of("embed"))
-    assert set(flags) == {*FLAGS, "--help"}
-
-
-def help_of(command: str) -> str:
-    import contextlib
-    import io
-
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text):
-        assert main([command, "--help"]) == 0
-    return re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue())
 
 
 def test_a_run_on_its_own_images(made: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(fitted: SiamMM, tmp_path: 
         small().predict(small_images())
     with pytest.raises(InputError, match="finds clusters"):
         small(cluster_loss="none").fit(small_images())
-    with pytest.raises(InputError, match="'colour' is no setting"):
+    with pytest.raises(InputError, match="'colour' is not a setting"):
         small(colour=1).fit(small_images())
     with pytest.raises(InputError, match="preset is 'large'"):
         SiamMM(preset="large").fit(small_images())  # pyright: ignore[reportArgumentType]

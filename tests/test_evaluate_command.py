@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +17,6 @@ from siammm.learn.networks import build_backbone
 from siammm.settings.commands import CompareConfig, EvaluateConfig
 from tests.data.image_sets import encoded, example_images, write_folder, write_npz
 from tests.test_train_command import SETTINGS
-
-# A new flag is a choice: people's scripts hold on to every one of these.
-FLAGS = [
-    "--data",
-    "--test",
-    "--protocols",
-    "--transfer",
-    "--transfer-test",
-    "--seeds",
-    "--encoder",
-    "--image-size",
-    "--k-means",
-    "--label-shares",
-    "--label-lists",
-    "--epochs",
-    "--batch-size",
-    "--learning-rate",
-    "--output",
-    "--overwrite",
-    "--device",
-    "--image-key",
-    "--label-key",
-    "--loader",
-    "--workers",
-    "--max-bad-images",
-    "--max-pixels",
-]
-
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,26 +35,6 @@ def evaluate(*arguments: object) -> int:
 
 
 # -- flags
-
-
-def test_the_flags_of_evaluate(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", "--help"]) == 0
-    assert re.findall(r"^\W+? (--[a-z][a-z-]+)", capsys.readouterr().out, flags=re.MULTILINE) == FLAGS
-
-
-def test_every_flag_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["evaluate", "--help"])
-    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for flag in FLAGS:
-        assert re.search(rf"{flag}( [^A-Z]*\S+)?.*? [A-Z][^│]+?\(default", text), flag
-
-
-def test_the_flags_of_compare(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "--help"]) == 0
-    assert re.findall(r"^\W+? (--[a-z][a-z-]+)", capsys.readouterr().out, flags=re.MULTILINE) == [
-        "--output",
-        "--overwrite",
-    ]
 
 
 def test_values_are_parsed() -> None:

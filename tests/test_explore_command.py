@@ -14,38 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from siammm.cli import main, parse
-from siammm.settings.commands import ExploreConfig
+from siammm.cli import main
 from tests.report.made_runs import made_run
-
-# A new flag is a choice: people's scripts hold on to every one of these.
-FLAGS = [
-    "--data",
-    "--port",
-    "--no-open",
-    "--audit",
-    "--evaluation",
-    "--compare",
-    "--map",
-    "--device",
-    "--random-state",
-    "--image-key",
-    "--label-key",
-    "--loader",
-    "--workers",
-    "--max-bad-images",
-    "--max-pixels",
-]
 
 
 def explore(*arguments: object) -> int:
     return main(["explore", *map(str, arguments), "--device", "cpu", "--no-open"])
-
-
-def test_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explore", "--help"]) == 0
-    assert re.findall(r"^\W+? (--[a-z][a-z-]+)", capsys.readouterr().out, flags=re.MULTILINE) == FLAGS
-    assert parse(["explore", "r", "--port", "0"]) == ExploreConfig(run=Path("r"), port=0)
 
 
 def test_what_cannot_be_served_is_said_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

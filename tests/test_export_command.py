@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,26 +21,12 @@ from siammm.export import onnx_file
 from siammm.runs import names
 from tests.export.runs import N_IMAGES, trained_run, write_images
 
-FLAGS = [
-    "--output", "--overwrite", "--formats", "--encoder", "--data", "--hub", "--device", "--image-key", "--label-key",
-    "--loader", "--workers", "--max-bad-images", "--max-pixels",
-]  # fmt: skip
-
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained_run(tmp_path_factory.mktemp("exported"))
-
-
-def test_the_flags() -> None:
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text):
-        assert main(["export", "--help"]) == 0
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue())
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", plain)) == {*FLAGS, "--help"}
 
 
 def test_everything(made: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

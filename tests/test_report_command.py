@@ -10,36 +10,12 @@ from typing import Any
 
 import pytest
 
-from siammm.cli import main, parse
+from siammm.cli import main
 from siammm.report import thumbnails
 from siammm.report.browser import open_page
 from siammm.report.gather import gather
-from siammm.settings.commands import ReportConfig
 from tests.data.image_sets import write_npz
 from tests.report.made_runs import made_run, small_set, trained_run
-
-# A new flag is a choice: people's scripts hold on to every one of these.
-FLAGS = [
-    "--data",
-    "--output",
-    "--overwrite",
-    "--no-open",
-    "--audit",
-    "--evaluation",
-    "--compare",
-    "--map",
-    "--max-thumbnails",
-    "--thumbnail-size",
-    "--device",
-    "--random-state",
-    "--image-key",
-    "--label-key",
-    "--loader",
-    "--workers",
-    "--max-bad-images",
-    "--max-pixels",
-]
-
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -52,13 +28,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def report(*arguments: object) -> int:
     return main(["report", *map(str, arguments), "--device", "cpu", "--no-open"])
-
-
-def test_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "--help"]) == 0
-    assert re.findall(r"^\W+? (--[a-z][a-z-]+)", capsys.readouterr().out, flags=re.MULTILINE) == FLAGS
-    config = parse(["report", "r", "--no-open", "--map", "umap"])
-    assert config == ReportConfig(run=Path("r"), open=False, map="umap")
 
 
 def test_a_report(run: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

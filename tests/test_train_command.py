@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -23,89 +22,10 @@ import siammm
 from siammm.cli import main, parse
 from siammm.learn.progress import TrainingProgress
 from siammm.runs import results
-from siammm.settings.fields import setting_homes
 from siammm.settings.presets import PRESETS
 from siammm.settings.training import TrainConfig
 from tests.data.image_sets import example_images, write_folder, write_npz
 from tests.learn.small_runs import TIMINGS
-
-# A new flag is a choice: people's scripts hold on to every one of these. One that is on by default has its "no-".
-FLAGS = [
-    "--output",
-    "--overwrite",
-    "--resume",
-    "--preset",
-    "--method",
-    "--image-key",
-    "--label-key",
-    "--loader",
-    "--workers",
-    "--max-bad-images",
-    "--max-pixels",
-    "--image-size",
-    "--view-size",
-    "--augmentation",
-    "--crop-scale",
-    "--backbone",
-    "--embedding-dim",
-    "--hidden-dim",
-    "--projector-layers",
-    "--projector-norm",
-    "--predictor-layers",
-    "--predictor-hidden-dim",
-    "--predictor-norm",
-    "--predictor-noise",
-    "--no-momentum-encoder",
-    "--no-zero-init-residual",
-    "--instance-loss",
-    "--cluster-loss",
-    "--cluster-weight",
-    "--n-neighbours",
-    "--temperature",
-    "--size-weighting",
-    "--concentration",
-    "--concentration-dims",
-    "--concentration-scale",
-    "--normaliser",
-    "--n-negatives",
-    "--contrastive-temperature",
-    "--contrastive-temperature-end",
-    "--n-prototypes",
-    "--prototype-temperature",
-    "--queue-size",
-    "--queue-after",
-    "--n-components",
-    "--more-components",
-    "--cluster-after",
-    "--embeddings",
-    "--centroids",
-    "--n-init",
-    "--em-steps",
-    "--merge",
-    "--merge-threshold",
-    "--merge-floor",
-    "--merge-share",
-    "--epochs",
-    "--batch-size",
-    "--accumulate",
-    "--optimiser",
-    "--learning-rate",
-    "--weight-decay",
-    "--momentum",
-    "--trust-coefficient",
-    "--warmup-epochs",
-    "--encoder-momentum",
-    "--precision",
-    "--compile",
-    "--fused",
-    "--probe",
-    "--probe-every",
-    "--image-cache",
-    "--save-every",
-    "--no-tensorboard",
-    "--device",
-    "--random-state",
-]
 
 SETTINGS = [
     "--backbone", "conv-small", "--hidden-dim", "32", "--embedding-dim", "16", "--epochs", "2", "--batch-size", "12",
@@ -138,23 +58,6 @@ def metrics(folder: str | Path) -> list[dict[str, Any]]:
 # -- flags
 
 
-def test_the_flags_of_train(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--help"]) == 0
-    assert re.findall(r"^\W+? (--[a-z][a-z-]+)", capsys.readouterr().out, flags=re.MULTILINE) == FLAGS
-
-
-def test_every_flag_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["train", "--help"])
-    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for flag in FLAGS:
-        assert re.search(rf"{flag}( \[[^A-Z]*INT.*?\]\]| [^ ]+)? [A-Z][^│]+?\(default", text), flag
-
-
-def test_every_setting_has_its_flag_by_the_same_word() -> None:
-    words = [flag.removeprefix("--").removeprefix("no-").replace("-", "_") for flag in FLAGS]
-    assert ["data", *words] == list(setting_homes())
-
-
 def test_values_are_parsed() -> None:
     config = parse(["train", "photos", "--epochs", "7", "--concentration-scale", "literal", "--output", "a/b"])
     assert isinstance(config, TrainConfig)
@@ -168,34 +71,6 @@ def test_other_flags_start_from_the_preset() -> None:
     assert isinstance(config, TrainConfig)
     assert config.optimisation.epochs == 7
     assert config.optimisation.batch_size == PRESETS["imagenet-200"].optimisation.batch_size == 4096
-
-
-def test_the_help_of_a_preset_prints_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--preset", "imagenet-200", "--help"]) == 0
-    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for flag, value in {
-        "epochs": "200",
-        "batch-size": "4096",
-        "learning-rate": "0.5",
-        "weight-decay": "1e-06",
-        "momentum": "0.9",
-        "n-components": "100000",
-        "merge-threshold": "-1.2",
-        "n-neighbours": "5",
-        "temperature": "0.02",
-        "concentration-dims": "150",
-        "hidden-dim": "4096",
-        "backbone": "resnet50",
-    }.items():
-        assert re.search(rf"--{flag} [^│]+?\(default: {re.escape(value)}\)", text), flag
-
-
-def test_help_does_not_wait_for_torch() -> None:
-    code = (
-        "import sys; from siammm.cli import main; main(['train', '--help']);"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'sklearn', 'scipy', 'pyarrow')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
 # -- what it leaves

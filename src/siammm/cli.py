@@ -1,73 +1,52 @@
-"""The ``siammm`` command: reads the flags, runs the command, and turns failures into one sentence and an exit code.
+"""The ``siammm`` command: parses the flags, runs the command, and turns failures into one sentence and an exit code.
 
-0 is success, 2 is anything that the user can do something about, 130 is Ctrl-C. Commands are imported when they run:
+0 is success, 2 an error that the user can fix, 130 is Ctrl-C. Commands are imported when they run, so that
 ``siammm --help`` does not wait for torch.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import importlib
+import inspect
 import io
 import operator
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import tyro
 
 from siammm import __version__
 from siammm.core.errors import SiamMMError, Stopped
-from siammm.settings.commands import (
-    AuditConfig,
-    BenchConfig,
-    ClusterConfig,
-    CompareConfig,
-    DemoConfig,
-    EmbedConfig,
-    EvaluateConfig,
-    ExploreConfig,
-    ExportConfig,
-    ReportConfig,
-)
+from siammm.settings import commands
+from siammm.settings.flags import arranged, has_short_help
 from siammm.settings.methods import METHODS, with_method
 from siammm.settings.presets import PRESETS
 from siammm.settings.training import TrainConfig
 
-_Config = (
-    DemoConfig
-    | TrainConfig
-    | ClusterConfig
-    | EmbedConfig
-    | EvaluateConfig
-    | CompareConfig
-    | AuditConfig
-    | ReportConfig
-    | ExploreConfig
-    | ExportConfig
-    | BenchConfig
-)
 # A command is the function of this name in the module of this name.
-_COMMANDS: dict[type, str] = {
-    DemoConfig: "demo",
-    TrainConfig: "train",
-    ClusterConfig: "cluster",
-    EmbedConfig: "embed",
-    EvaluateConfig: "evaluate",
-    CompareConfig: "compare",
-    AuditConfig: "audit",
-    ReportConfig: "report",
-    ExploreConfig: "explore",
-    ExportConfig: "export",
-    BenchConfig: "bench",
+_COMMANDS: dict[str, type] = {
+    "demo": commands.DemoConfig,
+    "train": TrainConfig,
+    "cluster": commands.ClusterConfig,
+    "embed": commands.EmbedConfig,
+    "evaluate": commands.EvaluateConfig,
+    "compare": commands.CompareConfig,
+    "audit": commands.AuditConfig,
+    "report": commands.ReportConfig,
+    "explore": commands.ExploreConfig,
+    "export": commands.ExportConfig,
+    "bench": commands.BenchConfig,
 }
 
 _DESCRIPTION = (
-    f"siammm {__version__}: learn an encoder from images and find the clusters in them, and how many there are, "
-    "without labels. New here? Run `siammm demo`."
+    f"siammm {__version__}: train an encoder on unlabelled images, and find the clusters in them and their number. "
+    "New here? Run `siammm demo`. `siammm COMMAND --help` shows the main settings of a command, `--help-all` all."
 )
 
 
@@ -83,12 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 2
     except BrokenPipeError:  # `siammm --help | head`
         return _reader_gone()
-    # A terminal that cannot show a character gets a question mark in its place, never a traceback.
+    # A terminal that cannot show a character gets a question mark instead of a traceback.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        _run(config)
+        _run(arguments[0], config)
         sys.stdout.flush()
     except SiamMMError as error:
         return _fail(str(error), 2)
@@ -99,72 +78,74 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except MemoryError:
-        return _fail(
-            "there is not enough memory for this; use a .npy file, or --loader streaming: neither is loaded whole.", 2
-        )
+        return _fail("out of memory; use a .npy file, or --loader streaming, which are not loaded as a whole.", 2)
     return 0
 
 
-def parse(arguments: Sequence[str]) -> _Config:
-    """The settings that these arguments mean; exits with 2 where they mean none."""
-    # Flags start from a preset, or from the run that goes on, so these must be known first. What is wrong with either
-    # is said later, with all other flags.
-    resumed = _stored(_flag(arguments, "--resume"))
-    preset = resumed or _started(_flag(arguments, "--preset"), _flag(arguments, "--method"))
-    subcommand: Any = tyro.conf.subcommand
-    command: Any = functools.reduce(
+def parse(arguments: Sequence[str]) -> Any:
+    """The settings that these arguments give, as the class of the command; exits with 2 if they are wrong."""
+    chosen = _COMMANDS.get(arguments[0]) if arguments else None
+    wants_all = "--help-all" in arguments
+    arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
+    is_short = (
+        chosen is not None and has_short_help(chosen) and not wants_all and not {"-h", "--help"}.isdisjoint(arguments)
+    )
+    described: Any = functools.reduce(
         operator.or_,
         (
-            Annotated[kind, subcommand(name, **({"default": preset} if kind is TrainConfig else {}))]
-            for kind, name in _COMMANDS.items()
+            Annotated[kind, _subcommand(name, kind, arguments, whole=kind is chosen, is_short=is_short)]
+            for name, kind in _COMMANDS.items()
         ),
     )
     return tyro.cli(
-        command,
+        described,
         prog="siammm",
         description=_DESCRIPTION,
         args=arguments,
-        # A switch has one name, the one that changes it; but when a run goes on, the whole command of its start may be
-        # given again, with switches that are on already.
-        config=(tyro.conf.OmitArgPrefixes, *(() if resumed else (tyro.conf.FlagCreatePairsOff,))),
+        config=(tyro.conf.OmitArgPrefixes,),
+        registry=arranged(chosen if is_short else None),
     )
 
 
-def _flag(arguments: Sequence[str], flag: str) -> Any:
-    """What a flag is given, if it is."""
-    for number, argument in enumerate(arguments):
-        name, _, value = argument.partition("=")
-        if name == flag:
-            return value or next(iter(arguments[number + 1 :]), None)
-    return None
+def _subcommand(name: str, kind: type, arguments: Sequence[str], *, whole: bool, is_short: bool) -> Any:
+    """One command for tyro; only its own help shows its ``whole`` description."""
+    description = inspect.getdoc(kind) or ""
+    if not whole:
+        description = description.split("\n\n")[0]
+    elif is_short:
+        description += f"\n\nThese are the main settings; siammm {name} --help-all shows all of them."
+    default = {"default": _starting_point(arguments)} if kind is TrainConfig else {}
+    return tyro.conf.subcommand(name, description=description, **default)
 
 
-def _started(preset: str | None, method: str | None) -> TrainConfig:
-    """The settings that flags start from."""
-    config = PRESETS.get(cast(Any, preset), PRESETS[TrainConfig.preset])
-    return with_method(config, cast(Any, method)) if method in METHODS else config
+def _starting_point(arguments: Sequence[str]) -> TrainConfig:
+    """The settings that the flags of train change: those of the run to resume, or of the preset and method.
+
+    These flags must be known before the others are parsed. Wrong values are reported then, with all other flags.
+    """
+    scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--resume", "--preset", "--method"):
+        scan.add_argument(flag, nargs="?")
+    given, _ = scan.parse_known_args(arguments)
+    if given.resume is not None:
+        from siammm.runs.folder import RunFolder
+
+        try:
+            stored = RunFolder.open(Path(given.resume))[1]
+        except SiamMMError:
+            pass
+        else:
+            return dataclasses.replace(stored, data=None, output=None, overwrite=False)
+    preset = PRESETS.get(given.preset, TrainConfig())
+    return with_method(preset, given.method) if given.method in METHODS else preset
 
 
-def _stored(folder: str | None) -> TrainConfig | None:
-    """The settings of the run in this folder, but for those that only began it."""
-    if folder is None:
-        return None
-    from siammm.runs.folder import RunFolder
-
-    try:
-        stored = RunFolder.open(Path(folder))[1]
-    except SiamMMError:
-        return None
-    return dataclasses.replace(stored, data=None, output=None, overwrite=False)
-
-
-def _run(config: _Config) -> None:
-    name = _COMMANDS[type(config)]
+def _run(name: str, config: Any) -> None:
     getattr(importlib.import_module(f"siammm.commands.{name}"), name)(config)
 
 
 def _reader_gone() -> int:
-    """The reader of our output has gone (`siammm cluster ... | head`); Python must not complain at exit as well."""
+    """The reader of the output has gone (`siammm cluster ... | head`); keep Python from complaining at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from siammm import cli
+from siammm.cli import parse
 from siammm.core.errors import InputError, StoredFileError
 from siammm.data.view_settings import preset_for, views
 from siammm.learn.build import initial_clusters
@@ -28,15 +28,11 @@ RUNS = Path(__file__).parents[2] / "benchmarks" / "results" / "runs"
 
 
 @pytest.mark.parametrize(("name", "epochs", "rate"), [("imagenet-200", 200, 0.5), ("imagenet-100", 100, 0.6)])
-def test_the_papers_every_number(name: Any, epochs: int, rate: float) -> None:
+def test_the_papers_numbers(name: Any, epochs: int, rate: float) -> None:
     """Section "Implementation details", in its order."""
     config = PRESETS[name]
-    network, objective, clustering, optimisation = (
-        config.network,
-        config.objective,
-        config.clustering,
-        config.optimisation,
-    )
+    network, objective = config.network, config.objective
+    clustering, optimisation = config.clustering, config.optimisation
     assert network.backbone == "resnet50"
     assert (network.projector_layers, network.predictor_layers) == (3, 2)
     assert (network.hidden_dim, network.embedding_dim) == (4096, 256)
@@ -89,8 +85,9 @@ def test_a_preset_knows_its_name_and_is_allowed(name: Any) -> None:
     check_settings(PRESETS[name])
 
 
-def test_the_first_preset_is_the_default() -> None:
-    assert cli._started(None, None) == next(iter(PRESETS.values()))
+def test_the_default_settings_are_their_own_preset() -> None:
+    assert TrainConfig() == PRESETS[TrainConfig().preset] == next(iter(PRESETS.values()))
+    assert dataclasses.replace(parse(["train", "x"]), data=None) == TrainConfig()
 
 
 @pytest.mark.parametrize("name", ["cifar", "tiny"])
@@ -145,7 +142,7 @@ def test_settings_are_changed_by_their_words() -> None:
 
 @pytest.mark.parametrize("word", ["epoch", "lr", "reading", "optimisation"])
 def test_an_unknown_setting_is_refused(word: str) -> None:
-    with pytest.raises(InputError, match=f"'{word}' is no setting of training; the settings are data, output"):
+    with pytest.raises(InputError, match=f"'{word}' is not a setting of training; the settings are data, output"):
         with_settings(TrainConfig(), **{word: 1})
 
 
@@ -180,7 +177,7 @@ def test_settings_that_no_run_can_have_are_refused(settings: dict[str, Any], say
         {"save_every": 0.0},
         {"learning_rate": 0.0},
         {"merge_share": 1.0},
-        {"instance_loss": "none"},
+        {"instance_loss": "none", "cluster_after": 0.0},
         {"workers": 0},
         {"image_size": None},
     ],
@@ -222,5 +219,5 @@ def test_a_setting_that_is_not_stored_is_the_default() -> None:
 def test_stored_settings_of_something_else_are_refused(spoil: Any) -> None:
     stored = as_plain(TrainConfig())
     spoil(stored)
-    with pytest.raises(StoredFileError, match=r"^run/config\.json does not hold the settings of a run"):
+    with pytest.raises(StoredFileError, match=r"^run/config\.json does not contain the settings of a run"):
         from_plain(stored, Path("run/config.json"))

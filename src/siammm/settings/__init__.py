@@ -1,1 +1,1 @@
-"""What can be set: frozen dataclasses whose fields are flags, presets, methods, checks, and how they are stored."""
+"""Settings: frozen dataclasses whose fields are flags, presets, methods, checks, and how a run stores them."""

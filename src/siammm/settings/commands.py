@@ -1,4 +1,4 @@
-"""The settings of the other commands: a field and its flag are the same word, and the text under it is its help."""
+"""The settings of the commands other than ``train``. A field and its flag are the same word; the text is its help."""
 
 from __future__ import annotations
 
@@ -12,250 +12,260 @@ from siammm.settings.training import DataConfig, PresetName
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoConfig:
-    """Train on scikit-learn's handwritten digits without their labels, and show what was found. Takes minutes."""
-
+class _Seeded:
     random_state: int = 0
-    """Seed of everything random; the same seed finds the same clusters."""
+    """Random seed; the same seed gives the same result on the same machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterConfig:
-    """Find the clusters in a table of embeddings, and how many there are.
+class _OnDevice:
+    device: str = "auto"
+    """Device to compute on: auto, cpu, cuda, cuda:1, mps."""
 
-    Writes a folder with the cluster of every row (assignments.parquet), the model
-    (mixture.safetensors) and summary.json.
-    """
 
-    embeddings: Positional[Path]
-    """The table: a .npy, .npz, .parquet or .safetensors file, one row a sample."""
-
-    output: Path | None = None
-    """The folder to write; by default <name of the table>-clusters, here."""
-
+@dataclass(frozen=True, kw_only=True)
+class _Overwriting:
     overwrite: bool = False
-    """Replace an earlier result in the output folder, once the new one is complete."""
+    """Replace an earlier result, once the new one is complete."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class _OfImages(_OnDevice):
+    data: str | None = None
+    """The images; by default those that the run was trained on."""
+
+    reading: DataConfig = field(default_factory=DataConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfTable:
     key: str | None = None
-    """The array or column with the embeddings; by default embeddings, features, vector or X, or the only candidate."""
+    """Array or column with the embeddings; by default embeddings, features, vector or X, or the only candidate."""
 
     id_column: str | None = None
-    """The array or column of ids, which are carried through; by default id, path or filename; "" reads none."""
+    """Array or column with the ids; by default id, path or filename; "" reads none."""
 
     label_column: str | None = None
-    """The array or column of labels, used only to score; by default label, y, target or class; "" reads none."""
+    """Array or column with the labels; by default label, y, target or class; "" reads none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfPage(_OfImages, _Seeded):
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """A run folder written by siammm train."""
+
+    open: bool = True
+    """Open the page in a browser."""
+
+    audit: Path | None = None
+    """Folder written by siammm audit, to show its suspects; by default <name of the run>-audit in the current folder,
+    if it exists."""
+
+    evaluation: Path | None = None
+    """Folder written by siammm evaluate, to show its scores; by default <name of the run>-evaluation in the current
+    folder, if it exists."""
+
+    compare: Path | None = None
+    """Another run to show next to this one."""
+
+    map: Literal["pca", "umap"] = "pca"
+    """Projection of the map; umap needs umap-learn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig(_Seeded):
+    """Train on scikit-learn's handwritten digits without their labels, and show the clusters. Takes minutes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig(_OfTable, _OnDevice, _Overwriting, _Seeded):
+    """Find the clusters in a table of embeddings, and their number.
+
+    Writes a folder with the cluster of every row (assignments.parquet), the model (mixture.safetensors) and
+    summary.json. Labels are used only for scores.
+    """
+
+    embeddings: Annotated[Positional[Path], arg(metavar="TABLE")]
+    """A .npy, .npz, .parquet or .safetensors file with one row per sample."""
+
+    output: Path | None = None
+    """Folder to write; by default <name of the table>-clusters in the current folder."""
 
     family: Literal["von-mises-fisher", "gaussian"] = "von-mises-fisher"
-    """The kind of component: von-mises-fisher looks at directions alone, gaussian also at lengths."""
+    """Kind of component: von-mises-fisher uses directions only, gaussian also lengths."""
 
     n_components: int | None = None
-    """Components to start from; by default 8 % of the rows, bounded. Without merging, the number of clusters."""
+    """Components to start from; by default 8 % of the rows, bounded. With --merge none, the number of clusters."""
 
     n_neighbours: int = 5
-    """Components that a sample may belong to in part, its nearest ones; 1 assigns every sample to one."""
+    """Nearest components that a sample is softly assigned to; 1 is hard assignment."""
 
     temperature: float = 0.02
-    """How sharply a sample prefers the nearest of them; smaller is sharper."""
+    """Temperature of the soft assignment; lower is closer to hard assignment."""
 
     assignment: Literal["nearest", "posterior"] = "nearest"
-    """Weigh components by similarity and temperature, as the paper does, or by density, as textbook EM does."""
+    """Assign by similarity and temperature, as in the paper, or by posterior density, as in textbook EM."""
 
     size_weighting: bool = False
-    """Prefer large components to small ones at the same distance."""
+    """Weigh components by their size in the assignment."""
 
     merge: Literal["auto", "paper", "none"] = "auto"
-    """Merge components: auto stops by itself and so finds their number, paper goes on to the floor, none keeps all."""
+    """Merge components: auto finds the number of clusters, paper merges down to merge_floor, none keeps all."""
 
     merge_threshold: float = -1.2
-    """With merge paper: how far below the mean, in deviations, the distance of a pair must be."""
+    """With merge paper: z-score of the distance below which a pair is merged."""
 
     merge_floor: int = 1
-    """Never merge to fewer components than this."""
+    """Smallest number of components to merge down to."""
 
     merge_share: float = 0.1
-    """At most this share of the components disappears in one round of merging."""
+    """Largest fraction of the components to merge per round."""
 
     concentration: Literal["per-component", "closed-form", "shared"] | float = "per-component"
-    """Von Mises-Fisher: a concentration for each component, the paper's formula for it, one for all, or this number."""
+    """von Mises-Fisher: one concentration per component, the paper's closed form, one for all, or this number."""
 
     concentration_dims: int | None = None
-    """Von Mises-Fisher: measure concentrations in this many principal directions; by default in all dimensions."""
+    """von Mises-Fisher: estimate concentrations in this many principal directions; by default in all dimensions."""
 
     small_sample_correction: bool | None = None
-    """Von Mises-Fisher: remove the bias of components with few samples; by default unless assignment is posterior."""
+    """von Mises-Fisher: correct the bias of components with few samples; by default unless assignment is posterior."""
 
     concentration_shrinkage: float | None = None
-    """Von Mises-Fisher: samples of average spread added to every component; by default 1, or 0 with posterior."""
+    """von Mises-Fisher: pseudo-samples of average spread added to each component; by default 1, or 0 with posterior."""
 
     covariance: Literal["spherical", "diag"] = "spherical"
-    """Gaussian: one variance for each component, or one for each of its dimensions."""
+    """Gaussian: one variance per component, or one per component and dimension."""
 
     init: Literal["k-means++", "random"] | Path = "k-means++"
-    """Where components start: spread out, at random samples, or from the mixture of an earlier result."""
+    """Initial components: k-means++, random samples, or the mixture of an earlier result."""
 
     n_init: int = 1
-    """Starts to try; the best is kept."""
+    """Number of initialisations; the best is kept."""
 
     max_iter: int = 100
-    """The most EM steps after merging."""
+    """Maximum number of EM steps after merging."""
 
     tol: float = 1e-4
-    """Stop when the mean log likelihood of a sample moves by less."""
-
-    device: str = "auto"
-    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
+    """Stop when the mean log-likelihood per sample changes by less than this."""
 
     backend: Literal["auto", "torch", "low-precision", "triton"] = "auto"
-    """How nearest components are searched; all give the same answer."""
-
-    random_state: int = 0
-    """Seed of everything random; the same seed finds the same clusters."""
+    """How nearest components are found; all backends give the same result."""
 
 
 ProtocolName = Literal["knn", "linear", "linear-paper", "semi", "transfer", "clustering", "k"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
-    """Measure an encoder, or a table of embeddings, the way papers do.
+class EvaluateConfig(_OfImages, _Overwriting):
+    """Evaluate an encoder or a table of embeddings with the protocols that papers use.
 
     SUBJECT is a run folder, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS, or a table of embeddings with
     labels. Writes a folder with evaluation.json; siammm compare puts several side by side.
     """
 
     subject: Annotated[Positional[str], arg(metavar="SUBJECT")]
-    """What is measured."""
+    """What to evaluate."""
 
     data: str | None = None
-    """Labelled images that probes learn from and neighbours are sought in; by default those of the run."""
+    """Labelled images for probes to train on and to find neighbours in; by default those of the run."""
 
     test: str | None = None
-    """Labelled images that judge (or a table, for a table); by default a tenth of the data is held out."""
+    """Labelled images to test on (or a table, for a table); by default a tenth of the data is held out."""
 
     protocols: tuple[ProtocolName, ...] | None = None
-    """What to measure; by default knn, linear, clustering and k, where they apply, and transfer if it has a set."""
+    """What to measure; by default knn, linear, clustering and k where they apply, and transfer if it has a data set."""
 
     transfer: str | None = None
-    """For transfer: another labelled set to learn from; a folder of VOC2007, or FOLDER::TABLE of several classes."""
+    """For transfer: another labelled set to train on; a VOC2007 folder, or FOLDER::TABLE for several labels each."""
 
     transfer_test: str | None = None
-    """For transfer: the images of that set that judge; by default a tenth is held out, or VOC's own test images."""
+    """For transfer: the test images of that set; by default a tenth is held out, or VOC's own test images."""
 
     seeds: tuple[int, ...] = (0,)
-    """Seeds of everything random in a protocol; figures are the mean and the deviation over them."""
+    """Random seeds of the protocols; scores are mean and standard deviation over them."""
 
     encoder: Literal["online", "momentum"] = "online"
-    """Which encoder of a run, or of a checkpoint that holds two."""
+    """Which encoder of a run, or of a checkpoint with two."""
 
     image_size: int | None = None
-    """For models of timm and torchvision: width and height of the images that they are shown; by default their own."""
+    """For timm and torchvision models: width and height of their input; by default their own."""
 
     k_means: tuple[int, ...] | None = None
-    """For clustering: clusters of k-means; by default as many as classes, and 25000 too from 250,000 images on."""
+    """For clustering: numbers of k-means clusters; by default the number of classes, and 25000 from 250,000 images."""
 
     label_shares: tuple[float, ...] = (0.01, 0.1)
-    """For semi: shares of the labels to fine-tune with."""
+    """For semi: fractions of the labels to fine-tune with."""
 
     label_lists: tuple[Path, ...] = ()
-    """For semi: files that list the labelled images, a name a line, in place of shares."""
+    """For semi: files with one image name per line to use as the labelled images, instead of fractions."""
 
     epochs: int | None = None
-    """For linear-paper, semi and transfer: epochs, in place of the published number."""
+    """For linear-paper, semi and transfer: epochs, instead of the published number."""
 
     batch_size: int | None = None
-    """For the same: images in one update, in place of the published number."""
+    """For linear-paper, semi and transfer: images per update, instead of the published number."""
 
     learning_rate: float | None = None
-    """For the same: base learning rate, in place of the published one."""
+    """For linear-paper, semi and transfer: base learning rate, instead of the published one."""
 
     output: Path | None = None
-    """The folder to write; by default <name of the subject>-evaluation, here."""
-
-    overwrite: bool = False
-    """Replace an earlier evaluation in the output folder, once the new one is complete."""
-
-    device: str = "auto"
-    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
-
-    reading: DataConfig = field(default_factory=DataConfig)
+    """Folder to write; by default <name of the subject>-evaluation in the current folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig:
-    """Put evaluations side by side, mark the best, and say where figures cannot be compared."""
+class CompareConfig(_Overwriting):
+    """Show evaluations side by side, mark the best, and say which scores cannot be compared."""
 
     evaluations: Annotated[Positional[tuple[Path, ...]], arg(metavar="EVALUATION")]
-    """Files or folders that siammm evaluate wrote, or runs that were evaluated from here."""
+    """Files or folders written by siammm evaluate, or runs whose evaluations are in the current folder."""
 
     output: Path | None = None
-    """A Markdown file to write the table to as well."""
-
-    overwrite: bool = False
-    """Replace that file if it exists."""
+    """Also write the table to this Markdown file."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditConfig:
-    """Find the images that look mislabelled, by their clusters, their neighbours and classifiers.
+class AuditConfig(_OfImages, _OfTable, _Overwriting, _Seeded):
+    """Find images that look mislabelled, from clusters, neighbours and classifiers.
 
-    SUBJECT is a run folder that siammm train wrote, or a table of embeddings with labels. Writes a folder with all
-    labelled images, the worst first (suspects.parquet), and summary.json.
+    SUBJECT is a run folder written by siammm train, or a table of embeddings with labels. Writes a folder with all
+    labelled images, most suspect first (suspects.parquet), and summary.json.
     """
 
     subject: Annotated[Positional[Path], arg(metavar="SUBJECT")]
-    """The run, or the table: a .npz, .parquet or .safetensors file, one row an image."""
+    """The run, or a .npz, .parquet or .safetensors table with one row per image."""
 
     data: str | None = None
-    """For a run: the labelled images; by default those it was trained on."""
+    """For a run: the labelled images; by default those that it was trained on."""
 
     labels: Path | None = None
-    """The labels, where they are kept apart: a .csv or .parquet with ids and labels, or a .npy in the images' order."""
+    """File with the labels, if they are separate: .csv or .parquet with ids and labels, or .npy in the order of the
+    images."""
 
     output: Path | None = None
-    """The folder to write; by default <name of the subject>-audit, here."""
-
-    overwrite: bool = False
-    """Replace an earlier audit in the output folder, once the new one is complete."""
-
-    key: str | None = None
-    """For a table: the array or column with the embeddings; by default as in siammm cluster."""
-
-    id_column: str | None = None
-    """For a table or --labels: the array or column of ids; by default id, path or filename."""
-
-    label_column: str | None = None
-    """For a table or --labels: the array or column of labels; by default label, y, target or class."""
+    """Folder to write; by default <name of the subject>-audit in the current folder."""
 
     mixture: Path | None = None
-    """For a table: the mixture.safetensors of an earlier siammm cluster; by default clusters are found first."""
+    """For a table: mixture.safetensors of an earlier siammm cluster; by default clusters are fitted first."""
 
     n_neighbours: int | None = None
-    """Nearest images that vote on a label; by default 200, or a twentieth of few images."""
+    """Nearest images that vote on a label; by default 200, or a twentieth of the images if that is fewer."""
 
     rounds: int = 1
-    """Times that the evidence is weighed; after the first, the labels of suspects count less."""
+    """Rounds of weighing the evidence; after the first, labels of suspects count less."""
 
     threshold: float = 0.5
-    """Labels that are right with a lower probability than this are suspects."""
+    """Labels with a lower probability of being right than this are suspects."""
 
     plant: float | None = None
-    """Make this share of the labels wrong first, and report how many of these are found: a check of the audit."""
+    """To check the audit: make this fraction of the labels wrong first, and report how many are found."""
 
     show: int = 20
-    """How many of the worst to print."""
-
-    device: str = "auto"
-    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
-
-    random_state: int = 0
-    """Seed of everything random; the same seed gives the same ranking on the same machine."""
-
-    reading: DataConfig = field(default_factory=DataConfig)
+    """Number of suspects to print."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedConfig:
-    """Write the embeddings of images, with the cluster of each, as a table.
+class EmbedConfig(_OfImages, _Overwriting):
+    """Write the embedding and cluster of each image to a table.
 
     SUBJECT is a run folder, timm:MODEL, timm:MODEL:WEIGHTS or torchvision:MODEL:WEIGHTS.
     """
@@ -263,183 +273,90 @@ class EmbedConfig:
     subject: Annotated[Positional[str], arg(metavar="SUBJECT")]
     """The encoder."""
 
-    data: str | None = None
-    """The images; by default those that the run was trained on."""
-
     output: Path | None = None
-    """The file to write, .parquet, .npz or .npy; by default <name of the subject>-embeddings.parquet, here."""
-
-    overwrite: bool = False
-    """Replace that file if it exists."""
+    """File to write, .parquet, .npz or .npy; by default <name of the subject>-embeddings.parquet in the current
+    folder."""
 
     what: Literal["embeddings", "features"] | None = None
-    """Embeddings are what a run clusters, features what its backbone hands to other uses; by default embeddings for a
-    run, features for other models."""
+    """embeddings are what a run clusters, features the output of the backbone; by default embeddings for a run,
+    features for other models."""
 
     image_size: int | None = None
-    """For models of timm and torchvision: pixels of an image's side; by default their own."""
-
-    device: str = "auto"
-    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
-
-    reading: DataConfig = field(default_factory=DataConfig)
+    """For timm and torchvision models: width and height of their input; by default their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportConfig:
-    """Show what a run found on one page: clusters, their images, the merge tree, suspect labels. Opens it.
+class ReportConfig(_OfPage, _Overwriting):
+    """Write and open a page with the clusters of a run, their images, the merge tree and suspect labels.
 
-    The page is one file that works from disk without a network. Where a set is large, more thumbnails are in a folder
-    beside it.
+    The page is one file that works offline. For large data sets, further thumbnails are in a folder next to it.
     """
 
-    run: Annotated[Positional[Path], arg(metavar="RUN")]
-    """A run folder that siammm train wrote."""
-
-    data: str | None = None
-    """The images; by default those that the run was trained on."""
-
     output: Path | None = None
-    """The file to write; by default <name of the run>-report.html, here."""
-
-    overwrite: bool = False
-    """Replace an earlier report."""
-
-    open: bool = True
-    """Open the page in a browser."""
-
-    audit: Path | None = None
-    """The folder of a siammm audit whose suspects are shown; by default <name of the run>-audit, here, if it exists."""
-
-    evaluation: Path | None = None
-    """The folder of a siammm evaluate whose figures are shown; by default <name of the run>-evaluation, here, if it
-    exists."""
-
-    compare: Path | None = None
-    """Another run to put beside this one."""
-
-    map: Literal["pca", "umap"] = "pca"
-    """How the map is drawn; umap needs umap-learn."""
+    """File to write; by default <name of the run>-report.html in the current folder."""
 
     max_thumbnails: int = 10_000
-    """Thumbnails within the page; more go into the folder beside it."""
+    """Thumbnails inside the page; more go into a folder next to it."""
 
     thumbnail_size: int | None = None
-    """Pixels of a thumbnail's longer side; by default up to 96, less where there are many."""
-
-    device: str = "auto"
-    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
-
-    random_state: int = 0
-    """Seed of what is drawn at random."""
-
-    reading: DataConfig = field(default_factory=DataConfig)
+    """Longer side of a thumbnail in pixels; by default up to 96, less if there are many."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExploreConfig:
-    """Serve the report on this machine, with all images and a search by picture: for sets too large for one page."""
-
-    run: Annotated[Positional[Path], arg(metavar="RUN")]
-    """A run folder that siammm train wrote."""
-
-    data: str | None = None
-    """The images; by default those that the run was trained on."""
+class ExploreConfig(_OfPage):
+    """Serve the report on this machine, with all images and search by image, for data sets too large for one page."""
 
     port: int = 8765
-    """The port on 127.0.0.1; 0 is any that is free."""
-
-    open: bool = True
-    """Open the page in a browser."""
-
-    audit: Path | None = None
-    """The folder of a siammm audit whose suspects are shown; by default <name of the run>-audit, here, if it exists."""
-
-    evaluation: Path | None = None
-    """The folder of a siammm evaluate whose figures are shown; by default <name of the run>-evaluation, here, if it
-    exists."""
-
-    compare: Path | None = None
-    """Another run to put beside this one."""
-
-    map: Literal["pca", "umap"] = "pca"
-    """How the map is drawn; umap needs umap-learn."""
-
-    device: str = "auto"
-    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
-
-    random_state: int = 0
-    """Seed of what is drawn at random."""
-
-    reading: DataConfig = field(default_factory=DataConfig)
+    """Port on 127.0.0.1; 0 picks a free one."""
 
 
 ExportFormat = Literal["encoder", "onnx", "tables"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportConfig:
-    """Hand a run to other tools: timm and the Hugging Face hub, ONNX Runtime, and whatever reads Parquet.
+class ExportConfig(_OfImages, _Overwriting):
+    """Export a run for timm and the Hugging Face Hub, ONNX Runtime, and tools that read Parquet.
 
     Writes a folder with the encoder (model.safetensors and config.json, for timm and SiamMM.from_pretrained),
-    siammm.onnx (image in; embedding, cluster, probability and outlier score out) and tables of embeddings and clusters.
+    siammm.onnx (input: image; outputs: embedding, cluster, probability, outlier score) and tables of embeddings and
+    clusters.
     """
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
-    """A run folder that siammm train wrote."""
+    """A run folder written by siammm train."""
 
     output: Path | None = None
-    """The folder to write; by default <name of the run>-export, here."""
-
-    overwrite: bool = False
-    """Replace an earlier export in the output folder, once the new one is complete."""
+    """Folder to write; by default <name of the run>-export in the current folder."""
 
     formats: tuple[ExportFormat, ...] = ()
-    """What to write: encoder, onnx, tables; by default all, ONNX where its packages are installed."""
+    """What to write: encoder, onnx, tables; by default all, onnx only if its packages are installed."""
 
     encoder: Literal["online", "momentum"] = "online"
-    """Which of the run's two backbones timm is handed; the clusters keep the one that they were found with."""
-
-    data: str | None = None
-    """For the tables: the images; by default those that the run was trained on."""
+    """Which of the run's two backbones to export for timm; clusters always use the one that they were fitted with."""
 
     hub: str | None = None
-    """Push the encoder to this repository of the Hugging Face hub as well, as in me/birds."""
-
-    device: str = "auto"
-    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
-
-    reading: DataConfig = field(default_factory=DataConfig)
+    """Also push the encoder to this repository on the Hugging Face Hub, such as me/birds."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchConfig:
-    """Measure how fast this machine trains and clusters, in two minutes, and compare with the table in the docs.
+class BenchConfig(_OnDevice, _Overwriting, _Seeded):
+    """Measure how fast this machine trains and clusters, in about two minutes.
 
-    Nothing is downloaded: images are made up. Prints images a second, the share of the device's peak, what clustering
-    costs, memory, and how long the usual runs would take.
+    Uses synthetic images; nothing is downloaded. Prints images per second, the fraction of the device's peak, the cost
+    of clustering, memory, and the time that the usual runs would take.
     """
 
     preset: PresetName | None = None
-    """The recipe to time; by default cifar, and imagenet-200 as well on a GPU."""
+    """Recipe to time; by default cifar, and imagenet-200 as well on a GPU."""
 
     batch_size: int | None = None
-    """Images of a step; by default the preset's, and what fits for large images."""
+    """Images per update; by default the preset's, or what fits for large images."""
 
     seconds: float = 100.0
-    """About how long to measure in all, without compiling."""
+    """Approximate time to measure for, without compilation."""
 
     compile: bool | None = None
-    """Compile the step; by default on a GPU."""
+    """Compile the update; by default on a GPU."""
 
     output: Path | None = None
-    """A JSON file to write the figures to as well."""
-
-    overwrite: bool = False
-    """Replace that file if it exists."""
-
-    device: str = "auto"
-    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
-
-    random_state: int = 0
-    """Seed of the images."""
+    """Also write the figures to this JSON file."""

@@ -1,9 +1,8 @@
-"""The settings of training by name: where each is, its value, and a copy with some changed."""
+"""The settings of training by name: the group of each, its value, and a copy with some changed."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 from typing import Any
 
 from siammm.core.errors import InputError
@@ -11,7 +10,7 @@ from siammm.settings.training import TrainConfig
 
 
 def setting_homes() -> dict[str, str | None]:
-    """Every setting of training with the group it is in; None for those of the command itself."""
+    """Every setting of training with the group it is in, or None for those of the command itself."""
     homes: dict[str, str | None] = {}
     default = TrainConfig()
     for field in dataclasses.fields(TrainConfig):
@@ -24,23 +23,21 @@ def setting_homes() -> dict[str, str | None]:
 
 
 def value_of(config: TrainConfig, name: str) -> Any:
-    """The value of a setting by its name."""
+    """The value of a setting."""
     home = setting_homes()[name]
     return getattr(config if home is None else getattr(config, home), name)
 
 
 def with_settings(config: TrainConfig, **settings: Any) -> TrainConfig:
-    """A copy with these settings changed, each by its own word, whichever group it is in."""
+    """A copy with these settings changed, each given by its name, whichever group it is in."""
     homes = setting_homes()
     changed: dict[str, Any] = {}
-    groups: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         if name not in homes:
-            raise InputError(f"{name!r} is no setting of training; the settings are {', '.join(homes)}.")
-        if homes[name] is None:
+            raise InputError(f"{name!r} is not a setting of training; the settings are {', '.join(homes)}.")
+        home = homes[name]
+        if home is None:
             changed[name] = value
         else:
-            groups.setdefault(str(homes[name]), {})[name] = value
-    for group, values in groups.items():
-        changed[group] = replace(getattr(config, group), **values)
-    return replace(config, **changed)
+            changed[home] = dataclasses.replace(changed.get(home, getattr(config, home)), **{name: value})
+    return dataclasses.replace(config, **changed)

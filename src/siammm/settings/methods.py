@@ -1,16 +1,16 @@
-"""SiamMM's peers as settings of the same trainer, so that a comparison is one of like with like.
+"""Other methods as settings of the same trainer, so that comparisons with SiamMM are like with like.
 
-A method is an objective, which is all that a comparison under one recipe changes, and a recipe, the optimisation of its
-paper. ``siammm train --method NAME`` takes both, on top of the preset's network, images and length. Most papers trained
-on ImageNet alone, and their recipes go with the ``imagenet`` presets; rates are for 256 images. Where a paper has one
-for small images (SimSiam, ProPos), the small presets take it; else they keep their own.
+A method is an objective, which is all that changes in a comparison under one recipe, and a recipe, the optimisation of
+its paper. ``siammm train --method NAME`` uses both, on top of the preset's network, images and number of epochs. Most
+papers trained on ImageNet only, and their recipes go with the ``imagenet`` presets. Where a paper has one for small
+images (SimSiam, ProPos), the small presets use it; otherwise they keep their own. Learning rates are per 256 images.
 
-Losses here are sums over the two views, and the contrastive one is multiplied by 2 tau. Where a paper's is another
-multiple, ``cluster_weight`` keeps its ratio of the two losses; and a recipe for SGD divides the rate by the same factor
-that it multiplies the decay with, so that an update is the paper's. LARS sees little of the size of a loss.
+Losses here are sums over the two views, and the contrastive loss is multiplied by 2 tau. Where a paper scales them
+differently, ``cluster_weight`` keeps the paper's ratio of the two, and a recipe for SGD divides the learning rate and
+multiplies the weight decay by the same factor, so that an update is the paper's. LARS hardly depends on that scale.
 
-What is not here: SwAV's and DeepCluster v2's smaller additional crops (both papers also report two crops alone), rates
-of the predictor's own (constant in SimSiam, tenfold in ProPos), momentum encoders of constant momentum (PCL, ProPos on
+Not included: the smaller additional crops of SwAV and DeepCluster v2 (both papers also report two crops only), separate
+learning rates for the predictor (constant in SimSiam, tenfold in ProPos), a constant encoder momentum (PCL, ProPos on
 small images), MoCo's shuffling of batches and its head without BatchNorm (PCL).
 """
 
@@ -32,17 +32,17 @@ class Method:
     objective: dict[str, Any] = field(default_factory=dict)
     """Losses, heads and clusters: what makes it this method."""
     large: dict[str, Any] = field(default_factory=dict)
-    """Sizes of its objective for ImageNet, as in its paper."""
+    """Sizes in its objective for ImageNet, as in its paper."""
     small: dict[str, Any] = field(default_factory=dict)
-    """Sizes of its objective for tens of thousands of images; the same share of the images where these are clusters."""
+    """Sizes in its objective for tens of thousands of images; numbers of clusters are in proportion to the images."""
     recipe: dict[str, Any] = field(default_factory=dict)
-    """The optimisation of its paper, for ImageNet."""
+    """The optimisation of its paper for ImageNet."""
     small_recipe: dict[str, Any] = field(default_factory=dict)
-    """The optimisation of its paper for images of 32 pixels; where it has none, the preset's own stands."""
+    """The optimisation of its paper for 32-pixel images; without one, the preset's own is used."""
 
 
-# SwAV and DeepCluster v2 compare embeddings of 128 dimensions with prototypes, at a temperature of .1, without a
-# predictor or a momentum encoder.
+# SwAV and DeepCluster v2 compare 128-dimensional embeddings with prototypes at a temperature of .1, without a predictor
+# or a momentum encoder.
 _PROTOTYPES: dict[str, Any] = {
     "instance_loss": "none",
     "embedding_dim": 128,
@@ -53,9 +53,9 @@ _PROTOTYPES: dict[str, Any] = {
     "prototype_temperature": 0.1,
     "cluster_after": 0.0,
 }
-# What a preset tunes for SiamMM's own losses is none of a peer's.
+# What a preset tunes for SiamMM's own losses does not apply to other methods.
 _UNTUNED: dict[str, Any] = {"contrastive_temperature_end": None, "cluster_weight": 1.0}
-# Clusters by k-means, anew in each epoch: every image in one of them.
+# k-means from scratch in each epoch, with hard assignment.
 _K_MEANS: dict[str, Any] = {"n_neighbours": 1, "merge": "none", "centroids": "reinitialised"}
 
 METHODS: dict[MethodName, Method] = {
@@ -67,13 +67,13 @@ METHODS: dict[MethodName, Method] = {
     ),
     "simsiam": Method(
         paper="Chen and He, Exploring Simple Siamese Representation Learning, 2021",
-        # The predictor's hidden layer is its bottleneck, a quarter of the embedding, whatever the preset's width.
+        # The predictor's hidden layer is a bottleneck of a quarter of the embedding, whatever the preset's width.
         objective={
             "instance_loss": "simsiam", "cluster_loss": "none", "hidden_dim": 2048, "embedding_dim": 2048,
             "predictor_hidden_dim": 512,
         },
         small={"projector_layers": 2},
-        # Rates of .05 and .03, decays of 1e-4 and 5e-4; but the paper's loss is the mean over the views, half of ours.
+        # Rates of .05 and .03, decays of 1e-4 and 5e-4; the paper's loss is the mean over the views, half of ours.
         recipe={
             "optimiser": "sgd", "learning_rate": 0.05 / 2, "weight_decay": 1e-4 * 2, "batch_size": 512,
             "warmup_epochs": 0,
@@ -89,7 +89,7 @@ METHODS: dict[MethodName, Method] = {
             "instance_loss": "contrastive", "cluster_loss": "none", "projector_layers": 2,
             "contrastive_temperature": 1.0,
         },
-        # The rate is the presets' own: .6 for 100 epochs is MoCo v3's; for 200 it has none, and .3 for 300.
+        # The rate is the presets' own: MoCo v3 has .6 for 100 epochs, .3 for 300, and none for 200.
         recipe={"optimiser": "lars", "weight_decay": 1e-6, "batch_size": 4096, "encoder_momentum": 0.99},
     ),
     "swav": Method(
@@ -116,7 +116,7 @@ METHODS: dict[MethodName, Method] = {
         paper="Li et al., Prototypical Contrastive Learning of Unsupervised Representations, 2021: its version 2",
         objective={
             **_K_MEANS, "instance_loss": "contrastive", "contrastive_temperature": 0.2,
-            # Both losses count alike in the paper; ours of the instances comes with 2 tau.
+            # The paper weighs both losses equally; our instance loss is multiplied by 2 tau.
             "cluster_loss": "nce-centroids", "cluster_weight": 0.4, "concentration": "proximity",
             "prototype_temperature": 0.2,
             "embedding_dim": 128, "projector_layers": 2, "projector_norm": "none", "predictor_layers": 0,
@@ -126,7 +126,7 @@ METHODS: dict[MethodName, Method] = {
             "hidden_dim": 2048, "n_components": 25_000, "more_components": (50_000, 100_000), "queue_size": 16_000,
         },
         small={"n_components": 1000, "more_components": (2000, 4000), "queue_size": 4096},
-        # A rate of .03 and a decay of 1e-4; but 2 tau for each of two views makes our loss .8 of the paper's.
+        # A rate of .03 and a decay of 1e-4; 2 tau for each of two views makes our loss .8 of the paper's.
         recipe={
             "optimiser": "sgd", "learning_rate": 0.03 / 0.8, "weight_decay": 1e-4 * 0.8, "batch_size": 256,
             "encoder_momentum": 0.999, "warmup_epochs": 0,
@@ -134,9 +134,9 @@ METHODS: dict[MethodName, Method] = {
     ),
     "propos": Method(
         paper="Huang et al., Learning Representation for Clustering via Prototype Scattering and Positive Sampling, "
-        "2022; it is told the number of clusters",
+        "2022; needs the number of clusters",
         objective={
-            # A weight of .1 for the mean over the views, beside an instance loss that is the sum, is .05 for the sum.
+            # The paper weighs the mean over views by .1 and sums the instance loss; for our sum that is .05.
             **_K_MEANS, "instance_loss": "cosine", "cluster_loss": "scattering", "cluster_weight": 0.05,
             "prototype_temperature": 0.5, "projector_layers": 2, "projector_norm": "none", "predictor_noise": 0.001,
             "embeddings": "clean", "em_steps": 20, "cluster_after": 0.05,
@@ -152,7 +152,7 @@ METHODS: dict[MethodName, Method] = {
 
 
 def with_method(config: TrainConfig, name: MethodName, *, recipe: bool = True) -> TrainConfig:
-    """A preset turned into one for this method; without ``recipe`` only its objective changes."""
+    """A preset changed to this method; without ``recipe`` only the objective changes."""
     method, is_large = METHODS[name], config.preset.startswith("imagenet")
     settings = {} if name == "siammm" else _UNTUNED
     settings = settings | method.objective | (method.large if is_large else method.small)
@@ -162,7 +162,7 @@ def with_method(config: TrainConfig, name: MethodName, *, recipe: bool = True) -
 
 
 def differing_settings(config: TrainConfig) -> dict[str, Any]:
-    """The settings of training that are not those of the preset and method, each by its own word."""
+    """The settings that differ from those of the preset and method, by name."""
     preset = with_method(PRESETS[config.preset], config.method)
     values = {name: (value_of(config, name), value_of(preset, name)) for name, home in setting_homes().items() if home}
     return {name: given for name, (given, usual) in values.items() if given != usual}

@@ -1,11 +1,10 @@
-"""The settings of training as a run stores them."""
+"""The settings of training as a run stores them, in JSON."""
 
 from __future__ import annotations
 
 import dataclasses
-import types
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from siammm.core.errors import StoredFileError
 from siammm.settings.training import TrainConfig
@@ -21,7 +20,7 @@ def from_plain(stored: dict[str, Any], origin: Path) -> TrainConfig:
     try:
         return _rebuilt(TrainConfig, stored)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StoredFileError(f"{origin} does not hold the settings of a run ({error}); start the run anew.") from error
+        raise StoredFileError(f"{origin} does not contain the settings of a run ({error}); start a new run.") from error
 
 
 def _plain(value: Any) -> Any:
@@ -37,11 +36,8 @@ def _rebuilt(kind: Any, stored: dict[str, Any]) -> Any:
         hint = hints[name]
         if dataclasses.is_dataclass(hint):
             values[name] = _rebuilt(hint, value)
+        elif isinstance(value, str) and Path in get_args(hint):
+            values[name] = Path(value)
         else:
-            value = tuple(value) if isinstance(value, list) else value  # JSON has no tuples, and no setting is a list
-            values[name] = Path(value) if isinstance(value, str) and Path in _alternatives(hint) else value
+            values[name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
     return kind(**values)
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
