@@ -287,7 +287,7 @@ def test_demo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(PRESETS, "demo", short)
     assert main(["demo"]) == 0
     printed = capsys.readouterr()
-    assert re.fullmatch(r"epoch 2 of 2: loss .*\n", printed.err)
+    assert re.fullmatch(r"(epoch 1 of 2: .*\n)?epoch 2 of 2: loss .*\n", printed.err)  # the first if it is slow
     for text in ("1,797 images", "clusters", "144", "AMI", "Hungarian", "siammm train photos/"):
         assert text in printed.out
 

@@ -114,7 +114,7 @@ def _subcommand(name: str, kind: type, arguments: Sequence[str], *, whole: bool,
         description = description.split("\n\n")[0]
     elif is_short:
         description += f"\n\nThese are the main settings; siammm {name} --help-all shows all of them."
-    default = {"default": _starting_point(arguments)} if kind is TrainConfig else {}
+    default: dict[str, Any] = {"default": _starting_point(arguments)} if kind is TrainConfig else {}
     return tyro.conf.subcommand(name, description=description, **default)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from siammm.data.sources import open_source
 from siammm.learn.loop import Training
-from siammm.settings.config import MethodName
+from siammm.settings.training import MethodName
 from tests.learn.small_runs import run_through, small_images
 from tests.settings.test_methods import PEERS, small_method
 
