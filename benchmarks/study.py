@@ -48,10 +48,15 @@ def main() -> None:
     parser.add_argument("study", type=Path)
     parser.add_argument("--data", help="a folder with train.npz and test.npz")
     parser.add_argument("--output", type=Path, required=True, help="the folder of the cells' records")
+    parser.add_argument("--cells", nargs="*", help="run these cells alone")
+    parser.add_argument("--seeds", nargs="*", type=int, help="run these seeds alone")
     parser.add_argument("--at-once", type=int, default=4, help="trainings that share the GPU")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still runs after this long")
     args = parser.parse_args()
     study = json.loads(args.study.read_text())
+    if args.action == "run":
+        study["cells"] = {name: cell for name, cell in study["cells"].items() if name in (args.cells or study["cells"])}
+        study["seeds"] = args.seeds or study["seeds"]
     args.output.mkdir(parents=True, exist_ok=True)
     if args.action == "run":
         run(study, args.data, args.output, args.at_once, time.monotonic() + args.seconds)
