@@ -183,6 +183,10 @@ def main() -> None:
         found |= {"n_clusters": trained.mixture.n_components_, "n_clusters_at_start": training.clustering.n_start}
         names = ("ami", "nmi", "ari", "hungarian_accuracy", "majority_accuracy")
         found |= {name: getattr(scores, name) for name in names}
+        if trained.groups is not None:
+            grouped = clustering_scores(labels, trained.groups.label_K[trained.labels])
+            found |= {"n_groups": trained.groups.n_groups, "modularity": trained.groups.modularity}
+            found |= {f"groups_{name}": getattr(grouped, name) for name in names}
         found["k_curve"] = [row.get("n_clusters") for row in training.metrics]
     print(json.dumps({key: value for key, value in found.items() if key != "k_curve"}), flush=True)
     args.output.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from siammm.learn.clustering import Clustering
+from siammm.mixture import em
 from siammm.mixture.samples import Samples
 from tests.learn.small_runs import check_same_bits, small_config
 
@@ -99,6 +101,38 @@ def test_fewer_clusters_than_neighbours_leave_weights_of_0(rows: Tensor) -> None
     assert clustering.weight_NH.shape[1] == 4
     assert not clustering.weight_NH[:, k:].any()
     check_tables(clustering)
+
+
+def shadowed(rows: Tensor, clustering: Clustering) -> None:
+    """Put clusters where they are many an image's second choice and nobody's first: halfway between two groups."""
+    clustering.expectation_and_maximisation(samples_of(rows))
+    assert clustering.components is not None
+    mu_KD = clustering.components.mu_KD.clone()
+    groups = normalize(torch.stack([rows[torch.arange(N) % TRUE_K == g].sum(dim=0) for g in range(TRUE_K)]), dim=1)
+    mu_KD[:TRUE_K] = groups
+    mu_KD[TRUE_K:] = normalize(groups + 0.9 * groups.roll(1, 0), dim=1)
+    clustering.components = replace(clustering.components, mu_KD=mu_KD)
+
+
+@pytest.mark.parametrize("rule", ["auto", "paper"])
+def test_clusters_that_are_nobodys_nearest_do_not_vanish_beside_the_share(rule: str, rows: Tensor) -> None:
+    """K falls by merging alone: with merge_share at most that share per epoch, empty clusters included."""
+    clustering = clustering_of(2 * TRUE_K, merge=rule, merge_share=0.1, merge_threshold=-50.0, temperature=0.3)
+    shadowed(rows, clustering)
+    samples = samples_of(rows)
+    assert clustering.components is not None
+    statistics = em.e_step(samples, clustering.components, clustering.assignment)
+    assert int((statistics.nearest_K <= 0).sum()) >= TRUE_K - 1
+    assert bool((statistics.count_K > 0).all())
+    clustering.merge(samples)
+    assert clustering.n_components == (2 * TRUE_K - 1 if rule == "auto" else 2 * TRUE_K)
+
+
+def test_a_cluster_that_is_nobodys_nearest_is_filled_again(rows: Tensor) -> None:
+    clustering = clustering_of(2 * TRUE_K, merge="none", em_steps=3, temperature=0.3)
+    shadowed(rows, clustering)
+    clustering.expectation_and_maximisation(samples_of(rows))
+    assert len(clustering.index_NH[:, 0].unique()) == 2 * TRUE_K
 
 
 @pytest.mark.parametrize("n_neighbours", [1, 5])

@@ -146,12 +146,26 @@ def test_a_memory_mapped_file_is_never_loaded_whole(tmp_path: Any) -> None:
 
 def test_an_empty_component_becomes_half_of_a_large_one() -> None:
     statistics = em.Statistics(
-        torch.tensor([0.0, 10.0, 4.0]).double(), torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 4.0]]).double(), 0.0
+        torch.tensor([0.0, 10.0, 4.0]).double(),
+        torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 4.0]]).double(),
+        0.0,
+        torch.tensor([0.0, 14.0, 0.0]).double(),
     )
     count, mean = em.refilled(statistics, torch.Generator().manual_seed(0), 2)
     assert count.tolist() == [5.0, 5.0, 4.0]
     assert not torch.equal(mean[0], mean[1])
     torch.testing.assert_close(mean[0], mean[1], atol=0.05, rtol=0)
+    # By first choices two are empty, and the one large component can help only one of them.
+    count, mean = em.refilled(statistics, torch.Generator().manual_seed(0), 2, empty_K=statistics.nearest_K <= 0)
+    assert count.tolist() == [5.0, 5.0, 4.0]
+
+
+@pytest.mark.parametrize("rule", em.ASSIGNMENT_RULES)
+def test_an_e_step_counts_first_choices(small: Known, rule: em.AssignmentRule) -> None:
+    components, assignment = components_of(small), Assignment(rule=rule, n_neighbours=3)
+    statistics = em.e_step(samples_of(small), components, assignment)
+    first = em.assignments(samples_of(small), components, assignment)[0][:, 0]
+    assert statistics.nearest_K.tolist() == torch.bincount(first, minlength=6).tolist()
 
 
 @settings(max_examples=30, deadline=None)

@@ -30,7 +30,7 @@ from siammm.mixture.merge import MergeHistory, MergeSettings
 from siammm.mixture.samples import Samples
 from siammm.settings.training import ClusteringConfig, ObjectiveConfig
 
-# A round of merging drops clusters that no image is nearest to; after so many steps with refilling there are few.
+# Clusters catch up with the embeddings that an epoch moved, and those that no image is nearest to are filled again.
 _STEPS_BEFORE_MERGING = 2
 _ROWS_AT_ONCE = 65_536
 
@@ -81,7 +81,14 @@ class Clustering:
         settings = self.settings
         rule = "auto" if settings.merge == "auto" else "paper"
         share = settings.merge_share if rule == "auto" else 1.0  # the paper's rule has a pace of its own
-        return MergeSettings(rule=rule, threshold=settings.merge_threshold, floor=settings.merge_floor, share=share)
+        return MergeSettings(
+            rule=rule,
+            threshold=settings.merge_threshold,
+            floor=settings.merge_floor,
+            share=share,
+            # An empty cluster is the first to merge, within the share: the share is the pace of K.
+            drop_empty=False,
+        )
 
     # -- Algorithm 1 --------------------------------------------------------------------------------------------------
 
@@ -124,7 +131,12 @@ class Clustering:
         components = merge.restarted(samples, self.components, self.components.centre_KD, self.assignment)
         if self.settings.merge == "auto":
             components, self.history = merge.merged(
-                samples, components, self.assignment, self.merge_settings, history=self.history, splits=False
+                samples,
+                components,
+                self.assignment,
+                replace(self.merge_settings, drop_empty=True),
+                history=self.history,
+                splits=False,
             )
         mixture = VonMisesFisherMixture(
             n_components=int(components.weight_K.shape[0]),
@@ -188,9 +200,11 @@ class Clustering:
     # -- E and M steps ------------------------------------------------------------------------------------------------
 
     def _step(self, samples: Samples, components: VonMisesFisherComponents) -> tuple[VonMisesFisherComponents, float]:
-        # A cluster that the moving embeddings have left is filled again from a large one: only merging lowers K.
+        # A cluster that no image is nearest to any more is filled again from a large one: only merging lowers K. Its
+        # soft count does not tell: as somebody's second choice it may stay above 0 for ever.
         statistics = em.e_step(samples, components, self.assignment)
-        counts, means = em.refilled(statistics, self.generator, samples.n_columns)
+        empty_K = statistics.nearest_K <= 0
+        counts, means = em.refilled(statistics, self.generator, samples.n_columns, empty_K=empty_K)
         return components.estimated(counts, means), statistics.log_likelihood
 
     def _seeded(self, samples: Samples) -> VonMisesFisherComponents:

@@ -94,7 +94,7 @@ def members(samples: Samples, components: Components, assignment: Assignment) ->
         count_K += chunk_K.to(count_K)
         total_KF += chunk_KF.to(count_K)
     ranks.all_reduce_sum(count_K, total_KF)
-    return Members(first_N, second_N, Statistics(count_K, total_KF, math.nan))
+    return Members(first_N, second_N, Statistics(count_K, total_KF, math.nan, count_K))
 
 
 def evidence(samples: Samples, found: Members, pair_P2: Tensor, *, unit: bool) -> Evidence:

@@ -67,6 +67,8 @@ class Statistics:
     total_KF: Tensor
     log_likelihood: float
     """Mean over the samples; under the nearest rule a lower bound, from the H nearest components alone."""
+    nearest_K: Tensor
+    """How many samples each component is the first choice of; 0 is possible where ``count_K`` is above 0."""
 
     @property
     def mean_KF(self) -> Tensor:
@@ -117,7 +119,7 @@ def _shares(logit_NH: Tensor, k: int, d: int) -> tuple[Tensor, Tensor]:
 def e_step(samples: Samples, components: Components, assignment: Assignment) -> Statistics:
     """Share every sample among the components, and sum up what each component got: one pass."""
     k = components.weight_K.shape[0]
-    count_K = torch.zeros_like(components.weight_K)
+    count_K, nearest_K = torch.zeros_like(components.weight_K), torch.zeros_like(components.weight_K)
     total_KF: Tensor | None = None
     log_likelihood = torch.zeros_like(count_K[0])
     backend = neighbours.choose_backend(
@@ -135,18 +137,21 @@ def e_step(samples: Samples, components: Components, assignment: Assignment) -> 
             log_likelihood_N = log_joint_NK.logsumexp(dim=1)
             posterior_NK = (log_joint_NK - log_likelihood_N[:, None]).exp()
             chunk_count_K, chunk_KF = posterior_NK.sum(dim=0), posterior_NK.T @ t_NF
+            first_N = posterior_NK.argmax(dim=1)
         else:
             x_bytes = samples.low_precision(start, x_ND.shape[0]) if backend == "low-precision" else None
             index_NH, weight_NH, log_likelihood_N = weigh(components, assignment, x_ND, x_bytes)
             chunk_count_K, chunk_KF = sums_by_component(t_NF, index_NH, weight_NH, k)
+            first_N = index_NH[:, 0]
         count_K += chunk_count_K.to(count_K)
+        nearest_K += torch.bincount(first_N, minlength=k).to(nearest_K)
         total_KF = chunk_KF.to(count_K) if total_KF is None else total_KF.add_(chunk_KF.to(count_K))
         log_likelihood += log_likelihood_N.to(count_K).sum()
     if total_KF is None:  # a rank without rows still takes part in the sums
         width = components.statistic(components.centre_KD[:1]).shape[1]
         total_KF = count_K.new_zeros(k, width)
-    ranks.all_reduce_sum(count_K, total_KF, log_likelihood)
-    return Statistics(count_K, total_KF, float(log_likelihood) / samples.n_total)
+    ranks.all_reduce_sum(count_K, total_KF, log_likelihood, nearest_K)
+    return Statistics(count_K, total_KF, float(log_likelihood) / samples.n_total, nearest_K)
 
 
 def sums_by_component(t_NF: Tensor, index_NH: Tensor, weight_NH: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -227,18 +232,23 @@ def calibrated(samples: Samples, components: Components, assignment: Assignment)
     return components
 
 
-def refilled(statistics: Statistics, generator: torch.Generator, d: int) -> tuple[Tensor, Tensor]:
+def refilled(
+    statistics: Statistics, generator: torch.Generator, d: int, *, empty_K: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Counts and mean statistics in which each empty component has become half of a large one.
 
-    The two halves differ by a small random step, which the next E step turns into a real split.
+    The two halves differ by a small random step, which the next E step turns into a real split. ``empty_K`` says which
+    components are empty; by default those that got no part of any sample.
     """
     count_K, mean_KF = statistics.count_K, statistics.mean_KF
-    empty = (count_K <= 0).nonzero()[:, 0]
+    empty_K = count_K <= 0 if empty_K is None else empty_K
+    empty = empty_K.nonzero()[:, 0]
     if not empty.numel():
         return count_K, mean_KF
     count_K, mean_KF = count_K.clone(), mean_KF.clone()
     # The largest components, each split once; more empty than full ones wait for the next round.
-    donors = count_K.argsort(descending=True, stable=True)[: min(empty.numel(), count_K.numel() - empty.numel())]
+    n_donors = min(empty.numel(), count_K.numel() - empty.numel())
+    donors = count_K.masked_fill(empty_K, -1).argsort(descending=True, stable=True)[:n_donors]
     receivers = empty[: donors.numel()]
     # Only the centre moves, by a hundredth of the spread of centres; a square that is part of the statistic stays.
     spread = mean_KF[count_K > 0, :d].std(dim=0, correction=0).clamp_min(1e-12)

@@ -50,6 +50,8 @@ class MergeSettings:
     """At most this share of the components disappears in one round, at least one."""
     unit: bool = True
     """Whether the centres are directions."""
+    drop_empty: bool = True
+    """Drop components that no sample is nearest to at once, in addition to the share."""
 
 
 def merged(
@@ -144,7 +146,7 @@ def merge_round(
     # Those with samples first, so that the floor keeps an empty one only where too few have any.
     order = (found.statistics.count_K <= 0).to(torch.int8).argsort(stable=True)
     kept = order[: max(int((found.statistics.count_K > 0).sum()), settings.floor)].sort().values
-    dropped = kept.shape[0] < components.weight_K.shape[0]
+    dropped = settings.drop_empty and kept.shape[0] < components.weight_K.shape[0]
     if dropped:
         components = _without_empty(components, found.statistics, kept, settings, history)
         found = acceptance.members(samples, components, assignment)
