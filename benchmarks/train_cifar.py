@@ -184,7 +184,7 @@ def main() -> None:
         names = ("ami", "nmi", "ari", "hungarian_accuracy", "majority_accuracy")
         found |= {name: getattr(scores, name) for name in names}
         if trained.groups is not None:
-            grouped = clustering_scores(labels, trained.groups.label_K[trained.labels])
+            grouped = clustering_scores(labels, trained.groups.label_K[trained.clusters])
             found |= {"n_groups": trained.groups.n_groups, "modularity": trained.groups.modularity}
             found |= {f"groups_{name}": getattr(grouped, name) for name in names}
         found["k_curve"] = [row.get("n_clusters") for row in training.metrics]
