@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from siammm.core.errors import InputError
 from siammm.learn.lars import LARS
-from siammm.learn.optim import build_optimiser, learning_rate, momentum_at, set_learning_rate
+from siammm.learn.optim import build_optimiser, set_learning_rate
+from siammm.learn.schedule import learning_rate, momentum_at
 
 NAMES = ["lars", "muon", "sgd", "adamw"]
 

@@ -8,20 +8,25 @@ Legend:  N images, S some of them, Q images of the other set, D dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from siammm.core import ranks
 from siammm.core.errors import InputError
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import open_source
 from siammm.data.view_settings import ViewSettings
+from siammm.learn.clustering import Clustering
 from siammm.learn.encode import encode
 from siammm.learn.networks import SiameseNetwork
+from siammm.metrics.clustering import clustering_scores
 from siammm.metrics.knn import knn_accuracy
 from siammm.metrics.linear import linear_accuracy
+from siammm.mixture.samples import Samples
 from siammm.settings.training import TrainConfig
 
 # Of a labelled training set, at most so many images are compared with each other, which grows with their square, and
@@ -46,16 +51,32 @@ class Probes:
         labelled = self._own_set is not None or self.loader.labels is not None
         return labelled and (epoch % every == 0 or epoch == epochs)
 
-    def measured(self, network: SiameseNetwork, *, autocast: bool = False) -> dict[str, float]:
-        """The accuracies of the backbone's features; of bf16's, where it trains in these and time counts."""
-        return dict(self._measured(network, autocast))
+    def measured(
+        self,
+        network: SiameseNetwork,
+        clustering: Clustering,
+        samples: Callable[[], Samples],
+        *,
+        autocast: bool = False,
+    ) -> dict[str, float]:
+        """Accuracies of the backbone's features, scores of the clusters of ``samples``, and seconds it took.
+
+        ``autocast`` computes the features in bf16, as training does.
+        """
+        started = time.monotonic()
+        found = dict(self._accuracies(network, autocast))
+        if self.loader.labels is not None and clustering.components is not None:
+            clusters = ranks.all_gather_rows(clustering.nearest(samples()), self.device).cpu().numpy()
+            scores = clustering_scores(self.loader.labels, clusters)
+            found |= {"ami": scores.ami, "majority_accuracy": scores.majority_accuracy}
+        return found | {"probe_seconds": time.monotonic() - started}
 
     def close(self) -> None:
         """Let worker processes go."""
         if self._own_set is not None:
             self._own_set.close()
 
-    def _measured(self, network: SiameseNetwork, autocast: bool) -> Iterator[tuple[str, float]]:
+    def _accuracies(self, network: SiameseNetwork, autocast: bool) -> Iterator[tuple[str, float]]:
         own, beside = self.loader.labels, self._own_set
 
         def features(loader: Loader) -> Tensor:

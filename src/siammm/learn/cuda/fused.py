@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from siammm.learn.cuda import norm_kernels, triton_support
+from siammm.learn.networks import SiameseNetwork
 
 Piece = Callable[[Tensor, int], Tensor]
 """Turns a batch of so many groups into its outputs."""
@@ -40,6 +41,19 @@ def fused(module: nn.Module) -> Piece | None:
         return _piece(module)
     except _UnknownPartError:
         return None
+
+
+def fuse(network: SiameseNetwork) -> bool:
+    """Make a network train on both views in one batch from now on, if all its parts are known; whether they are.
+
+    Nothing else changes: each view keeps BatchNorm statistics of its own, and parameters keep their names.
+    """
+    parts = {name: getattr(network, name) for name in ("encoder", "predictor", "momentum_encoder")}
+    pieces = {name: fused(part) for name, part in parts.items() if part is not None}
+    known = {name: piece for name, piece in pieces.items() if piece is not None}
+    if len(known) == len(pieces):
+        network.fused = known
+    return len(known) == len(pieces)
 
 
 def normalised(

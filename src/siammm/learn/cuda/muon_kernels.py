@@ -1,6 +1,6 @@
 """Triton kernels for Muon: momentum and what goes into the products, then the matrices turned by what came out.
 
-They work on all matrices at once where these are in memory (``tensor_table``). Gradient and momentum are read once for
+They work on all matrices at once where these are in memory (``addresses.py``). Gradient and momentum are read once for
 the length of the update, once more to write the momentum and the update, of length 1 and in bf16; weight and orthogonal
 update once for their products with each other, and once more to write the weight. That is 38 bytes a parameter, beside
 the products.
