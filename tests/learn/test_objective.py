@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from siammm.learn import losses, step
+from siammm.learn import losses
 from siammm.learn.clustering import Clustering
+from siammm.learn.cuda import update
 from siammm.learn.cuda.update import freshly_compiled
 from siammm.learn.networks import Predictions
 from siammm.learn.objective import batch_loss
@@ -135,14 +136,9 @@ def test_the_loss_is_compiled_where_its_sizes_stay(
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **more: lambda *args, **kwargs: function(*args, **kwargs))
     monkeypatch.setattr(nn.Module, "compile", lambda self, **more: None)
-    training = prepared(small_config(epochs=1))
-    monkeypatch.setattr(step, "world_size", lambda: ranks)
-    monkeypatch.setattr(step, "_parallel", lambda network, device: network)
-    made = step.Step(
-        small_config(epochs=1, **settings), training.network, training.optimiser, training.loader, training.bank,
-        training.clusterings, training.device,
-    )  # fmt: skip
-    assert (made._loss is not batch_loss) == expected
+    monkeypatch.setattr(update, "world_size", lambda: ranks)
+    training = prepared(small_config(epochs=1, **settings))
+    assert (training.pieces.loss is not batch_loss) == expected
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

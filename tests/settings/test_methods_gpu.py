@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from siammm.settings.training import MethodName
 
 from siammm.data.sources import open_source
 from siammm.learn.loop import Training

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -113,35 +112,30 @@ def data_parallel(network: SiameseNetwork, device: torch.device) -> Any:
 
 
 def open_images(
-    config: TrainConfig,
-    source: Source,
-    views: tuple[ViewSettings, ViewSettings],
-    clean_view: ViewSettings,
-    device: torch.device,
-    known_bad: dict[str, str] | None,
-    progress: Callable[[int, int], None],
+    config: TrainConfig, source: Source, views: tuple[ViewSettings, ViewSettings], device: torch.device, **more: Any
 ) -> Loader:
-    """The training images, of which all ranks must see the same."""
-    loader = open_loader(
+    """A loader for images, read as the settings say."""
+    reading = config.reading
+    return open_loader(
         source,
         views,
         device,
-        kind=config.reading.loader,
-        seed=config.run.random_state,
-        image_size=clean_view.size,
-        workers=config.reading.workers,
-        limit=config.reading.max_bad_images,
-        known_bad=known_bad,
+        kind=reading.loader,
+        workers=reading.workers,
+        limit=reading.max_bad_images,
         image_cache=config.run.image_cache,
-        progress=progress,
+        **more,
     )
-    counts = ranks.all_gather_counts(loader.n_images, device)
+
+
+def check_same_images(n_images: int, device: torch.device) -> None:
+    """Refuse processes that can read different numbers of images."""
+    counts = ranks.all_gather_counts(n_images, device)
     if len(set(counts)) > 1:
         raise InputError(
             f"The processes can read different numbers of images ({', '.join(map(str, counts))}); give all of them "
             "the same files."
         )
-    return loader
 
 
 def optimiser(

@@ -1,4 +1,4 @@
-"""LARS: every layer moves by a share of its own size."""
+"""LARS: layer-wise adaptive rate scaling."""
 
 from __future__ import annotations
 

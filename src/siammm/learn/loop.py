@@ -79,11 +79,18 @@ class Training:
         self.views = build.training_views(config, self.clean_view.size)
         network = build.new_network(config, self.clean_view.size, self.views[0].size)
         # Reading may take long: what can be refused has been by now.
-        known_bad = None if resume_from is None else dict(resume_from[1]["set_aside"])
         self.loader: Loader = build.open_images(
-            config, source, self.views, self.clean_view, device, known_bad, self.listener.reading
+            config,
+            source,
+            self.views,
+            device,
+            seed=config.run.random_state,
+            image_size=self.clean_view.size,
+            known_bad=None if resume_from is None else dict(resume_from[1]["set_aside"]),
+            progress=self.listener.reading,
         )
         n = self.loader.n_images
+        build.check_same_images(n, device)
         self.batch_size = build.batch_size(config, n)
         build.check_queue(config, n)
         self.steps_per_epoch = n // self.batch_size

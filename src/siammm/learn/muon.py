@@ -1,10 +1,10 @@
-"""Muon: matrices turn, all their directions alike; LARS moves everything else.
+"""Muon for the matrices of a network; LARS for everything else.
 
-LARS follows the gradient of a layer, in which few directions are large: it learns these and hardly moves along the
-others. Muon makes the update orthogonal first (Newton and Schulz's iteration), so that every direction of a layer moves
-as far. Two things are our own. A matrix keeps its size, which means nothing where a normalisation follows, as in
-ResNets; so there is no decay, and nothing that grows over a long training. And a step is as long as one of LARS at the
-same settings when the gradients of successive steps have nothing in common, so that one rate serves both.
+The gradient of a layer is large in few directions, which LARS follows. Muon makes the update orthogonal first
+(Newton-Schulz iteration), so that all directions move equally far. Two things differ from the original. A matrix keeps
+its norm, which has no effect before a normalisation layer, as in ResNets; so there is no weight decay, and no norm that
+grows over a long training. And a step is as long as one of LARS at the same settings, if successive gradients are
+uncorrelated, so that one learning rate serves both.
 
 Legend:  M matrices of one shape, R rows, C columns.
 """

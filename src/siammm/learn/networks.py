@@ -277,12 +277,7 @@ class SiameseNetwork(nn.Module):
     """
 
     def __init__(
-        self,
-        encoder: Encoder,
-        predictor: nn.Module | None = None,
-        *,
-        momentum: bool = True,
-        n_prototypes: int = 0,
+        self, encoder: Encoder, predictor: nn.Module | None = None, *, momentum: bool = True, n_prototypes: int = 0
     ) -> None:
         super().__init__()
         self.encoder = encoder

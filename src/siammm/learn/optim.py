@@ -76,15 +76,6 @@ def build_optimiser(
     return optimiser
 
 
-def set_learning_rate(optimiser: torch.optim.Optimizer, lr: float) -> None:
-    """Set the rate of every group; in place where it is a tensor, so that a captured graph sees it."""
-    for group in optimiser.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)
-        else:
-            group["lr"] = lr
-
-
 def _split(parts: Sequence[nn.Module | tuple[str, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
     """Weights, and what gets no decay: every trained parameter once."""
     named: list[tuple[str, Tensor]] = []

@@ -1,7 +1,6 @@
-"""Labels while training: how good the backbone's features are by now. Nothing of this reaches the training.
+"""Probes: how good the features and clusters are by labels, measured during training and without effect on it.
 
-Measured are kNN accuracy and, where a labelled set stands beside labelled training images, the quick linear probe, ten
-times in a run unless told otherwise.
+kNN accuracy, and a linear probe where there is a labelled set beside labelled training images; ten times by default.
 
 Legend:  N images, S some of them, Q images of the other set, D dimensions.
 """
@@ -17,9 +16,10 @@ from torch import Tensor
 
 from siammm.core import ranks
 from siammm.core.errors import InputError
-from siammm.data.loader import Loader, open_loader
+from siammm.data.loader import Loader
 from siammm.data.sources import open_source
 from siammm.data.view_settings import ViewSettings
+from siammm.learn.build import open_images
 from siammm.learn.clustering import Clustering
 from siammm.learn.encode import encode
 from siammm.learn.networks import SiameseNetwork
@@ -52,12 +52,7 @@ class Probes:
         return labelled and (epoch % every == 0 or epoch == epochs)
 
     def measured(
-        self,
-        network: SiameseNetwork,
-        clustering: Clustering,
-        samples: Callable[[], Samples],
-        *,
-        autocast: bool = False,
+        self, network: SiameseNetwork, clustering: Clustering, samples: Callable[[], Samples], *, autocast: bool = False
     ) -> dict[str, float]:
         """Accuracies of the backbone's features, scores of the clusters of ``samples``, and seconds it took.
 
@@ -72,7 +67,7 @@ class Probes:
         return found | {"probe_seconds": time.monotonic() - started}
 
     def close(self) -> None:
-        """Let worker processes go."""
+        """Stop the worker processes."""
         if self._own_set is not None:
             self._own_set.close()
 
@@ -119,16 +114,7 @@ def _opened(config: TrainConfig, view: ViewSettings, device: torch.device) -> Lo
     )
     if source.labels is None:
         raise InputError(f"The probe {source.name} has no labels, but kNN accuracy needs them; leave it out.")
-    return open_loader(
-        source,
-        (view, view),
-        device,
-        kind=reading.loader,
-        seed=0,
-        workers=reading.workers,
-        limit=reading.max_bad_images,
-        image_cache=config.run.image_cache,
-    )
+    return open_images(config, source, (view, view), device, seed=0)
 
 
 def _voters(labels_N: np.ndarray) -> int:

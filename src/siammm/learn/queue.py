@@ -29,7 +29,7 @@ class Queue:
     """Unit embeddings of both views, the newest first.
 
     Until there are any, random directions from ``seed``, as in MoCo; without a seed zeros, and ``is_full`` tells.
-    Nothing changes its shape or address, so that a captured step goes on using it. Every rank is given the rows of all,
+    Nothing changes its shape or address, so that a captured update keeps using it. Every rank is given the rows of all,
     and so keeps the same ones.
     """
 

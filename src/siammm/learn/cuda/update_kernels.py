@@ -2,7 +2,7 @@
 
 Torch's grouped operations do these in a dozen passes over all parameters, each through memory. Here LARS reads weight
 and gradient once for the norms of each tensor, then weight, gradient and momentum once to write weight and momentum;
-and the momentum encoder follows in one pass. That is 40 bytes a parameter where the grouped operations move 150.
+and the momentum encoder follows in one pass. That is 40 bytes per parameter where the grouped operations move 150.
 
 They work on all tensors at once (``addresses.py``). Sums are added up in a fixed order. They also run under Triton's
 interpreter on a CPU, which is how they are tested.
