@@ -111,7 +111,8 @@ def profiled(work: Callable[[], Any], device: torch.device) -> profile:
 def phases(load: Workload) -> Iterator[None]:
     """Make every phase of an uncaptured step wait for the device before and after, within a range of its name."""
     training, twin, device = load.training, load.training.accelerated, load.device
-    captured = None if twin is None else (twin.captures, twin.side_stream)
+    captured, encode = None if twin is None else (twin.captures, twin.side_stream), training.pieces.encode
+    training.pieces.encode = None  # by training.encode, whose parts are told apart
     if twin is not None:
         twin.captures, twin.side_stream = False, None
 
@@ -146,6 +147,7 @@ def phases(load: Workload) -> Iterator[None]:
                 setattr(owner, name, original)
             else:
                 delattr(owner, name)
+        training.pieces.encode = encode
         if twin is not None and captured is not None:
             twin.captures, twin.side_stream = captured
 

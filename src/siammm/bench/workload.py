@@ -12,7 +12,6 @@ the reading.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import time
 from collections.abc import Iterator
@@ -109,7 +108,6 @@ class Workload:
         self._stream = iter(())
         self.training.close()
         del self.training
-        gc.collect()  # a training refers to itself
 
     def _batches(self) -> Iterator[Batch]:
         """Batches without end: indices of resident images, or crops that wait on the device."""

@@ -106,12 +106,10 @@ class Training:
         self.tally = Tally(device)
         self.autocast = network_precision(device, config.optimisation.precision) == "bf16"
         """Whether the networks compute in bf16."""
-        self.pieces = cuda.Pieces(views=self.loader.views, encode=self.encode, loss=batch_loss)
+        self.pieces = cuda.Pieces(views=self.loader.views, loss=batch_loss)
         self.accelerated: cuda.AcceleratedUpdate | None = None
         if accelerates:
-            self.accelerated = cuda.AcceleratedUpdate(
-                self.update, self.pieces, config, self.network, self.clusterings, device
-            )
+            self.accelerated = cuda.AcceleratedUpdate(self.pieces, config, self.network, self.clusterings, device)
         self.online: Any = build.data_parallel(self.network, device)
         self.probes = Probes(config, self.loader, self.clean_view, device)
         self.epoch, self.step_in_epoch, self.seconds = 0, 0, 0.0
@@ -157,7 +155,10 @@ class Training:
         self.schedule.set(number)
         config = self.config
         negatives = draw_negatives(config.objective, self.clusterings, config.run.random_state, number, self.device)
-        (self.accelerated or self.update)(batch, clustered, negatives)
+        if self.accelerated is None:
+            self.update(batch, clustered, negatives)
+        else:
+            self.accelerated(self.update, batch, clustered, negatives)
 
     def update(self, batch: Batch, clustered: bool, negatives: Sequence[Tensor | None] | None) -> None:
         """One update of E, g and E_m. Never waits for the device, so that it can be captured.
@@ -174,7 +175,8 @@ class Training:
             if self.device.type == "cuda":
                 x_1, x_2 = (x.to(memory_format=torch.channels_last) for x in (x_1, x_2))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-                predictions, (v_1m, v_2m) = self.pieces.encode(x_1, x_2, self._noise(part.position_B))
+                encode_views, noise = self.pieces.encode or self.encode, self._noise(part.position_B)
+                predictions, (v_1m, v_2m) = encode_views(x_1, x_2, noise)
             # The loss of Eq. 13, given mu and kappa of the clusters that the images were assigned to.
             loss = self.pieces.loss(
                 config.objective,

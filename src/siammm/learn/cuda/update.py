@@ -29,6 +29,8 @@ from siammm.learn.cuda.update_kernels import FollowKernel
 from siammm.learn.networks import SiameseNetwork
 from siammm.settings.training import TrainConfig
 
+Update = Callable[[Batch, bool, Sequence[Tensor | None] | None], None]
+
 # Updates before a capture, on a stream of their own: compilation and cuDNN's choices happen here.
 _WARM_UP = 3
 
@@ -39,10 +41,10 @@ class Pieces:
 
     views: Callable[..., Any]
     """Two views of a batch: ``Loader.views``."""
-    encode: Callable[..., Any]
-    """Predictions and targets of two views: ``Training.encode``."""
     loss: Callable[..., Any]
     """The loss of a batch: ``batch_loss``."""
+    encode: Callable[..., Any] | None = None
+    """Predictions and targets of two views, in place of ``Training.encode``."""
 
 
 def available_for(config: TrainConfig, device: torch.device) -> bool:
@@ -51,18 +53,17 @@ def available_for(config: TrainConfig, device: torch.device) -> bool:
 
 
 class AcceleratedUpdate:
-    """Runs ``update``, which must take everything it does from ``pieces``, as fast as the device allows."""
+    """Accelerates the pieces of an update and the network, and runs updates, captured where that is possible."""
 
     def __init__(
         self,
-        update: Callable[[Batch, bool, Sequence[Tensor | None] | None], None],
         pieces: Pieces,
         config: TrainConfig,
         network: SiameseNetwork,
         clusterings: Sequence[Clustering],
         device: torch.device,
     ) -> None:
-        self._update, self._network, self._encode = update, network, pieces.encode
+        self._network = network
         optimisation, objective = config.optimisation, config.objective
         self.compiled = device.type == "cuda" if optimisation.compile is None else optimisation.compile
         if self.compiled:
@@ -94,12 +95,18 @@ class AcceleratedUpdate:
         self.graphs: dict[bool, tuple[torch.cuda.CUDAGraph, Batch]] = {}
         self._warm: dict[bool, int] = {}
 
-    def __call__(self, batch: Batch, clustered: bool, negatives: Sequence[Tensor | None] | None) -> None:
-        """Do one update."""
+    def __call__(
+        self, update: Update, batch: Batch, clustered: bool, negatives: Sequence[Tensor | None] | None
+    ) -> None:
+        """Do one update, by ``Training.update``.
+
+        Which is an argument, not an attribute: a training that refers to itself would keep its memory on the GPU until
+        Python's garbage collector runs.
+        """
         if not self.captures:
             first = clustered not in self._warm  # which may be compiled
             with _without_advice() if first else nullcontext():
-                self._update(batch, clustered, negatives)
+                update(batch, clustered, negatives)
             self._warm[clustered] = 1
         elif clustered in self.graphs:
             graph, inputs = self.graphs[clustered]
@@ -107,12 +114,13 @@ class AcceleratedUpdate:
             graph.replay()
         else:
             with _convolutions_tried(), _without_advice():
-                self._warm_up_or_capture(batch, clustered)
+                self._warm_up_or_capture(update, batch, clustered)
 
     def _encode_side_by_side(self, x_1: Tensor, x_2: Tensor, noise: tuple[Tensor, Tensor] | None) -> Any:
         """``Training.encode`` with the two encoders on two streams: what either leaves idle, the other uses."""
         if self.side_stream is None:
-            return self._encode(x_1, x_2, noise)
+            predictions = self._network(x_1, x_2, noise)
+            return predictions, self._network.targets(x_1, x_2, predictions.z_1, predictions.z_2)
         here = torch.cuda.current_stream()
         self.side_stream.wait_stream(here)
         with torch.cuda.stream(self.side_stream):
@@ -122,12 +130,12 @@ class AcceleratedUpdate:
         here.wait_stream(self.side_stream)
         return predictions, targets
 
-    def _warm_up_or_capture(self, batch: Batch, clustered: bool) -> None:
+    def _warm_up_or_capture(self, update: Update, batch: Batch, clustered: bool) -> None:
         """Run a few real updates on a side stream, then capture the one that all others replay."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._update(batch, clustered, None)
+            update(batch, clustered, None)
         torch.cuda.current_stream().wait_stream(stream)
         self._warm[clustered] = self._warm.get(clustered, 0) + 1
         if self._warm[clustered] < _WARM_UP:
@@ -138,7 +146,7 @@ class AcceleratedUpdate:
         # What is captured is not run: the weights are those after the update above.
         # Only this thread is watched: another may be pinning memory for the next batch, which is no part of it.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._update(inputs, clustered, None)
+            update(inputs, clustered, None)
         self.graphs[clustered] = (graph, inputs)
 
 
