@@ -28,12 +28,19 @@ KINDS = {
     "torch's compiler": ("torch/_inductor", "torch/_dynamo", "torch/_functorch", "torch/fx", "sympy"),
     TRITON: ("triton/",),
     "importing": ("importlib",),
-    "optimiser": ("learn/optim", "learn/lars", "learn/muon", "learn/turn_kernels", "learn/update_kernels"),
+    "optimiser": (
+        "learn/optim",
+        "learn/lars",
+        "learn/muon",
+        "learn/cuda/optimisers",
+        "learn/cuda/muon_kernels",
+        "learn/cuda/update_kernels",
+    ),
     "gradients": ("autograd/__init__",),
-    "networks forward": ("learn/networks", "learn/fused", "torch/nn"),
+    "networks forward": ("learn/networks", "learn/cuda/fused", "torch/nn"),
     "clustering": ("siammm/mixture", "learn/clustering"),
     "images": ("data/loader", "data/augment", "data/sources"),
-    "the rest of the step": ("learn/step",),
+    "the rest of the step": ("learn/loop", "learn/cuda/update.py"),
 }
 PERIOD = 0.05
 

@@ -98,7 +98,6 @@ def plain(case: dict[str, Any], config: TrainConfig, device: torch.device) -> di
     assert follower is not None
     optimisation, h = config.optimisation, config.objective.n_neighbours
     optimiser: Any = build_optimiser("lars", network, lr=0.05, weight_decay=optimisation.weight_decay)
-    optimiser._move_by_kernels = lambda *given: False  # a plain loop has torch's operations
     torch.backends.cudnn.benchmark = case["tuned"]
     crops = [torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, device=device) for _ in range(2)]
     sample_B = torch.arange(batch, device=device)

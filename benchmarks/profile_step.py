@@ -110,8 +110,11 @@ def profiled(work: Callable[[], Any], device: torch.device) -> profile:
 @contextmanager
 def phases(load: Workload) -> Iterator[None]:
     """Make every phase of an uncaptured step wait for the device before and after, within a range of its name."""
-    training, step, device = load.training, load.training.step, load.device
-    captured, step._captures, step._beside = (step._captures, step._beside), False, None
+    training, twin, device = load.training, load.training.accelerated, load.device
+    captured, encode = None if twin is None else (twin.captures, twin.side_stream), training.pieces.encode
+    training.pieces.encode = None  # by training.encode, whose parts are told apart
+    if twin is not None:
+        twin.captures, twin.side_stream = False, None
 
     def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def phase(*args: Any, **kwargs: Any) -> Any:
@@ -124,12 +127,12 @@ def phases(load: Workload) -> Iterator[None]:
         return phase
 
     places: list[tuple[Any, str, str]] = [
-        (step, "_views", "views"),
-        (step, "_online", "online forward"),
+        (training.pieces, "views", "views"),
+        (training, "online", "online forward"),
         (training.network, "targets", "targets"),
-        (step, "_loss", "loss"),
+        (training.pieces, "loss", "loss"),
         (torch.Tensor, "backward", "backward"),
-        (step, "_remember", "bank"),
+        (training, "_remember", "bank"),
         (training.optimiser, "step", "optimiser"),
         (training.network, "update_momentum", "momentum encoder's update"),
     ]
@@ -144,7 +147,9 @@ def phases(load: Workload) -> Iterator[None]:
                 setattr(owner, name, original)
             else:
                 delattr(owner, name)
-        step._captures, step._beside = captured
+        training.pieces.encode = encode
+        if twin is not None and captured is not None:
+            twin.captures, twin.side_stream = captured
 
 
 def by_kind(events: list[tuple[str, float, float]], steps: int) -> dict[str, Spent]:
@@ -259,7 +264,14 @@ def main() -> None:
     load.check()
     batch = load.batch_size
     body = _body(
-        kinds, parts, first, least_work(config), milliseconds, batch, args.steps, bool(load.training.step._graphs)
+        kinds,
+        parts,
+        first,
+        least_work(config),
+        milliseconds,
+        batch,
+        args.steps,
+        bool(load.training.accelerated and load.training.accelerated.graphs),
     )
     question = fresh_question(f"profile-{args.preset}-{batch}", args.output)
     path = record.write(

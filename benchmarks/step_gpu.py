@@ -77,7 +77,7 @@ def siammm(case: dict[str, Any], device: torch.device) -> dict[str, Any]:
         "ready_seconds": ready,
         "unknown_options": unknown,
         **state,
-        "captured": bool(load.training.step._graphs),
+        "captured": bool(load.training.accelerated and load.training.accelerated.graphs),
     }
 
 

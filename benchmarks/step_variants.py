@@ -20,10 +20,10 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from siammm.learn import step as step_module
-from siammm.learn.cuda import addresses
+from siammm.learn.cuda import addresses, update
 from siammm.learn.loop import Training
 from siammm.learn.networks import Predictions, SiameseNetwork
+from siammm.learn.objective import batch_loss
 
 # What each does, for the table of results.
 VARIANTS = {
@@ -88,20 +88,21 @@ def apply(training: Training, names: Sequence[str]) -> None:
     for name in names:
         if name not in VARIANTS:
             raise ValueError(f"{name!r} is no variant; they are {', '.join(VARIANTS)}.")
+    twin = training.accelerated
     if "paired" in names:
         pair(training.network)
     if "pad-stem" in names:
         pad_stems(training.network)
-    if "no-capture" in names:
-        training.step._captures, training.step._beside = False, None
+    if "no-capture" in names and twin is not None:
+        twin.captures, twin.side_stream = False, None
     if "untried-convolutions" in names:
-        cast(Any, step_module)._convolutions_tried = nullcontext
-    if "one-after-another" in names:
-        training.step._beside = None
+        cast(Any, update)._convolutions_tried = nullcontext
+    if "one-after-another" in names and twin is not None:
+        twin.side_stream = None
     if "grouped-updates" in names:
         addresses.supports = lambda *lists: False
     if "plain-loss" in names:
-        training.step._loss = step_module.batch_loss
+        training.pieces.loss = batch_loss
 
 
 # -- both views in one batch -------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from siammm.data.sources import Source, open_source
 from siammm.learn.encode import Output, encode
 from siammm.learn.loop import Training
 from siammm.learn.observers import Silent
-from siammm.learn.progress import described
+from siammm.learn.progress import metrics_line
 from siammm.metrics.clustering import clustering_scores
 from siammm.metrics.knn import knn_accuracy
 from siammm.metrics.linear import linear_accuracy
@@ -67,7 +67,7 @@ class Lines(Silent):
         self._training = training
 
     def finished_epoch(self, row: dict[str, Any]) -> None:
-        print(f"{time.monotonic() - self._start:7.1f} s  epoch {row['epoch']}: {described(row)}", flush=True)
+        print(f"{time.monotonic() - self._start:7.1f} s  epoch {row['epoch']}: {metrics_line(row)}", flush=True)
         training = self._training
         assert training is not None
         if self._looks is not None and row["epoch"] % max(1, training.config.optimisation.epochs // 10) == 0:

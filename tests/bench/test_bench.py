@@ -80,16 +80,16 @@ def test_the_work_is_the_trainers_own_and_its_steps_learn() -> None:
     load.advance(10, clustered=True)  # more than an epoch of 64 images in batches of 8
     load.check()
     assert not torch.equal(before, weight)
-    means = load.training.step.means()
+    means = load.training.tally.means()
     assert means["cluster_loss"] != 0
-    assert load.training.step.totals[-1] == 11
+    assert load.training.tally.totals[-1] == 11
     load.close()
 
 
 def test_without_clusters_there_is_no_cluster_loss() -> None:
     load = Workload(small(), CPU, n_images=64)
     load.advance(2, clustered=False)
-    assert load.training.step.means()["cluster_loss"] == 0
+    assert load.training.tally.means()["cluster_loss"] == 0
     load.close()
 
 

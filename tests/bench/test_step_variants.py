@@ -8,8 +8,7 @@ import pytest
 import torch
 from benchmarks import step_variants
 
-from siammm.learn import step
-from siammm.learn.cuda import addresses
+from siammm.learn.cuda import addresses, update
 from tests.learn.small_runs import check_same_bits, everything, prepared, run_through, small_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,7 +48,7 @@ def test_a_loss_that_is_not_compiled_is_the_same() -> None:
 
 def test_variants_that_change_nothing_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "supports", addresses.supports)
-    monkeypatch.setattr(step, "_convolutions_tried", step._convolutions_tried)
+    monkeypatch.setattr(update, "_convolutions_tried", update._convolutions_tried)
     names = ["untried-convolutions", "one-after-another", "grouped-updates", "not-fused"]
     check_same_bits(trained(names), trained(["not-fused"]))
 

@@ -94,7 +94,7 @@ def test_ranks_know_each_other(two: list[dict[str, Any]]) -> None:
         assert not rank["gathered"].requires_grad
         assert rank["gathered numbers"].tolist() == [0, 1]
         assert rank["from rank 0"] == 7
-        assert "1 values a channel" in rank["too few"]
+        assert "1 values per channel" in rank["too few"]
 
 
 def test_one_process_keeps_its_layers() -> None:

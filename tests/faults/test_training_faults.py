@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from siammm.core.errors import InputError, SiamMMError, StoredFileError
 from siammm.data.sources import open_source
 from siammm.data.view_settings import ViewSettings
-from siammm.learn import checkpoint
+from siammm.learn import checkpoint, state
 from siammm.learn.checkpoint import LAST, PREVIOUS
 from siammm.learn.guard import CollapseError
 from siammm.learn.loop import Training
@@ -120,10 +120,10 @@ class Poison(Silent):
     def stepped(self, epoch: int, step: int, steps: int) -> None:
         if epoch * steps + step != self.after:
             return
-        network, step_ = self.training.network, self.training.step
+        network, pieces = self.training.network, self.training.pieces
         if self.kind == "pixels":
-            plain = step_._views
-            step_._views = lambda *given: tuple(x.masked_fill(x > 0.5, math.nan) for x in plain(*given))
+            plain = pieces.views
+            pieces.views = lambda *given: tuple(x.masked_fill(x > 0.5, math.nan) for x in plain(*given))
         elif self.kind == "gradient":
             next(network.encoder.parameters()).register_hook(lambda gradient: gradient * math.inf)
         else:
@@ -172,10 +172,10 @@ def test_a_rate_that_is_far_too_high_ends_in_a_named_error() -> None:
 
 def test_embeddings_that_are_not_finite_are_named(tmp_path: Path) -> None:
     training = prepared(small_config())
-    training._fill_bank()
+    training.fill_bank()
     training.bank.view_2ND[0, 3, 2] = math.nan
     with pytest.raises(InputError, match="NaN or infinity"):
-        training._samples()
+        training.samples()
 
 
 # -- too few images, or too much alike
@@ -235,7 +235,7 @@ def test_two_images_a_batch(instance: str) -> None:
 def test_one_image_left_over_by_the_batches_has_a_direction_of_its_own() -> None:
     """BatchNorm in a batch of copies of one image would leave nothing of it."""
     training = prepared(small_config(batch_size=8), small_images(33))
-    training._fill_bank()
+    training.fill_bank()
     lengths = training.bank.view_2ND[:, :-1].norm(dim=2)
     torch.testing.assert_close(lengths, torch.ones_like(lengths))
 
@@ -402,4 +402,4 @@ def test_a_checkpoint_where_no_folder_can_be(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_network_is_refused(two_checkpoints: Path) -> None:
     tensors, facts, _ = checkpoint.load(two_checkpoints)
     with pytest.raises(SiamMMError, match="another network"):
-        prepared(small_config(embedding_dim=8)).restore(tensors, facts)
+        state.restore(prepared(small_config(embedding_dim=8)), tensors, facts)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from siammm.data.sources import Source, open_source
-from siammm.learn import checkpoint
+from siammm.learn import checkpoint, state
 from siammm.learn.loop import Interrupted, Trained, Training
 from siammm.learn.observers import Listener
 from siammm.runs.folder import RunFolder
@@ -120,10 +120,10 @@ def everything(training: Training, trained: Trained | None = None) -> dict[str, 
     tensors = {
         **checkpoint.with_prefix("network", training.network.state_dict()),
         **checkpoint.with_prefix("optimiser", checkpoint.optimiser_tensors(training.optimiser)),
-        **training._clustering_tensors(),
-        **({} if training.step.queue is None else {"queue": training.step.queue.view_2QD}),
+        **state.clustering_tensors(training),
+        **({} if training.queue is None else {"queue": training.queue.view_2QD}),
         "bank": training.bank.view_2ND[:, :-1],
-        "totals": training.step.totals,
+        "totals": training.tally.totals,
     }
     if trained is not None:
         tensors["embeddings"] = torch.from_numpy(trained.embeddings)

@@ -24,7 +24,7 @@ from siammm.learn.encode import encode
 from siammm.learn.loop import Trained, Training
 from siammm.learn.muon import matrices
 from siammm.learn.observers import Silent
-from siammm.learn.optim import learning_rate
+from siammm.learn.schedule import learning_rate
 from siammm.runs import folder as run
 from siammm.runs import results
 from siammm.runs.folder import RunFolder
@@ -240,7 +240,7 @@ def test_the_order_does_not_depend_on_the_loader(settings: dict[str, Any]) -> No
     training = prepared(small_config(epochs=1, **settings))
     seen.watch(training)
     run_through(training)
-    assert seen.epochs[0] == [group.tolist() for group in training._groups(0)]
+    assert seen.epochs[0] == [group.tolist() for group in training.batches_of_rank(0)]
 
 
 # -- labels
@@ -291,7 +291,7 @@ def test_a_probe_computes_in_the_precision_of_the_training(
     given = example_images(N_IMAGES, size=(8, 8), n_classes=2)
     np.savez(tmp_path / "train.npz", images=given.images, labels=given.labels)
     training = prepared(small_config(epochs=1, precision=precision), open_source(tmp_path / "train.npz"))
-    training.probe()
+    training.probes.measured(training.network, training.clustering, training.samples, autocast=training.autocast)
     assert asked == [precision == "bf16"]
     low, exact = (encode(training.network, training.loader, "features", autocast=low) for low in (True, False))
     assert low.dtype == exact.dtype == torch.float32
@@ -609,7 +609,7 @@ def test_the_temperature_goes_to_its_end_along_a_cosine() -> None:
 
     class Watch(Silent):
         def stepped(self, epoch: int, step: int, steps: int) -> None:
-            seen.append(float(rising.step._temperature))  # pyright: ignore[reportArgumentType]
+            seen.append(float(rising.schedule.temperature))  # pyright: ignore[reportArgumentType]
 
     rising = prepared(small_config(**settings, contrastive_temperature_end=1.0), listener=Watch())
     run_through(rising)
@@ -627,7 +627,7 @@ def test_accumulation_makes_one_update_of_several_parts() -> None:
     training = run_through(prepared(small_config(epochs=1, accumulate=2, cluster_loss="none")))
     whole = run_through(prepared(small_config(epochs=1, cluster_loss="none")))
     assert training.steps_per_epoch == STEPS
-    assert float(training.step.totals[-1]) == STEPS
+    assert float(training.tally.totals[-1]) == STEPS
     # Equal but for BatchNorm, which sees a part at a time.
     assert losses_of(training) == pytest.approx(losses_of(whole), rel=0.1)
 
@@ -678,7 +678,7 @@ def test_the_bank_holds_the_momentum_embeddings_of_both_views() -> None:
 def test_filling_the_bank_leaves_no_trace_in_the_network() -> None:
     training = prepared(small_config())
     before = {name: value.clone() for name, value in training.network.state_dict().items()}
-    training._fill_bank()
+    training.fill_bank()
     check_same_bits(before, training.network.state_dict())
 
 
@@ -737,7 +737,7 @@ def test_what_is_kept_of_views_smaller_than_images_is_for_images(tmp_path: Path)
     assert isinstance(training.recorder, RunFolder)
     results.leave(training.recorder, training.run())
     assert results.load_network(tmp_path / "run" / run.ENCODER)[2].size == 8
-    own_set = training._probes._own_set
+    own_set = training.probes._own_set
     assert own_set is not None
     assert next(own_set.clean(0, 4))[1].shape == (4, 3, 8, 8)
     training.close()

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from siammm.learn import losses, step
+from siammm.learn import losses
 from siammm.learn.clustering import Clustering
+from siammm.learn.cuda import update
+from siammm.learn.cuda.update import freshly_compiled
 from siammm.learn.networks import Predictions
-from siammm.learn.objective import Company, batch_loss
-from siammm.learn.step import freshly_compiled
+from siammm.learn.objective import batch_loss
+from siammm.learn.queue import Queued
 from siammm.settings.presets import PRESETS
 from tests.learn.small_runs import prepared, small_config
 
@@ -92,10 +94,10 @@ def test_every_objective_compiles_in_one_graph(name: str) -> None:
     torch.manual_seed(2)
     position, targets = torch.randperm(N)[:B], (torch.randn(B, D), torch.randn(B, D))
     swapped = objective.cluster_loss == "swapped"
-    company = None
+    queued = None
     if objective.queue_size:
         scores = (torch.rand(10, K), torch.rand(10, K)) if swapped else None
-        company = Company(torch.randn(2, 10, D), scores, torch.ones(()) if swapped else None)
+        queued = Queued(torch.randn(2, 10, D), scores, torch.ones(()) if swapped else None)
     temperature = None if objective.contrastive_temperature_end is None else torch.tensor(0.5)
     embedded = [torch.randn(B, D) for _ in range(4)]
     prototypes = torch.nn.functional.normalize(torch.randn(K, D), dim=1)
@@ -106,7 +108,7 @@ def test_every_objective_compiles_in_one_graph(name: str) -> None:
         scored = (v_1 @ prototypes.T, v_2 @ prototypes.T) if swapped else None
         loss = compute(
             objective, Predictions(v_1, v_2, z_1, z_2, scored), targets, position, [tables],
-            clustered=True, company=company, temperature=temperature,
+            clustered=True, queued=queued, temperature=temperature,
         )  # fmt: skip
         gradients = torch.autograd.grad(loss.total, leaves, allow_unused=True)
         nothing = torch.zeros(B, D)
@@ -134,14 +136,9 @@ def test_the_loss_is_compiled_where_its_sizes_stay(
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **more: lambda *args, **kwargs: function(*args, **kwargs))
     monkeypatch.setattr(nn.Module, "compile", lambda self, **more: None)
-    training = prepared(small_config(epochs=1))
-    monkeypatch.setattr(step, "world_size", lambda: ranks)
-    monkeypatch.setattr(step, "_parallel", lambda network, device: network)
-    made = step.Step(
-        small_config(epochs=1, **settings), training.network, training.optimiser, training.loader, training.bank,
-        training.clusterings, training.device,
-    )  # fmt: skip
-    assert (made._loss is not batch_loss) == expected
+    monkeypatch.setattr(update, "world_size", lambda: ranks)
+    training = prepared(small_config(epochs=1, **settings))
+    assert (training.pieces.loss is not batch_loss) == expected
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

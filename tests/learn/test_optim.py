@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from siammm.core.errors import InputError
 from siammm.learn.lars import LARS
-from siammm.learn.optim import build_optimiser, learning_rate, momentum_at, set_learning_rate
+from siammm.learn.optim import build_optimiser
+from siammm.learn.schedule import learning_rate, momentum_at
 
 NAMES = ["lars", "muon", "sgd", "adamw"]
 
@@ -74,7 +75,8 @@ def test_lars_is_the_plain_loop(tensor_lr: bool, called_off: str) -> None:
         optimiser.found_inf = torch.zeros(())
     plain = PlainLARS(theirs, 0.4, 1e-2, 0.8)
     for step in range(5):
-        set_learning_rate(optimiser, 0.4 - 0.05 * step)
+        for group in optimiser.param_groups:
+            group["lr"] = 0.4 - 0.05 * step
         plain.lr = 0.4 - 0.05 * step
         for network in (ours, theirs):
             with_gradients(network, step)

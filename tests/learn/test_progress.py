@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from siammm.learn import progress
-from siammm.learn.progress import TrainingProgress, described
+from siammm.learn.progress import TrainingProgress, metrics_line
 from tests.learn.small_runs import prepared, run_through, small_config
 
 ROW: dict[str, Any] = {
@@ -20,9 +20,9 @@ ROW: dict[str, Any] = {
 
 def test_a_row_in_a_line() -> None:
     expected = "loss 1.235  instance 2.000  clusters -0.500  K 4,021  kNN 87.6%  AMI 0.500  12,346 images/s"
-    assert described(ROW) == expected
-    assert described({"epoch": 1, "loss": 1.0}) == "loss 1.000"
-    assert described({}) == ""
+    assert metrics_line(ROW) == expected
+    assert metrics_line({"epoch": 1, "loss": 1.0}) == "loss 1.000"
+    assert metrics_line({}) == ""
 
 
 def shown(*, terminal: bool) -> str:

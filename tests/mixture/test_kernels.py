@@ -13,7 +13,7 @@ import torch
 
 from siammm.core.errors import InputError
 from siammm.mixture import kernels, neighbours
-from tests.learn.compiled_kernels import compiled, needs_a_compiler
+from tests.learn.cuda.compiled_kernels import compiled, needs_a_compiler
 
 # Capability, and bytes of shared memory that a program may take.
 CHIPS = {"A100": (80, 166_912), "RTX 3090": (86, 101_376), "RTX 4090": (89, 101_376), "H200": (90, 232_448)}

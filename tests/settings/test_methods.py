@@ -113,30 +113,29 @@ def test_prototypes_stand_still_for_an_epoch(optimiser: str) -> None:
 
 def test_codes_are_balanced_with_a_queue_only_once_it_is_full_and_due() -> None:
     training = prepared(small_method("swav", epochs=4, queue_after=0.5, queue_size=12))
-    step, queue = training.step, training.step.queue
+    queue, epoch = training.queue, torch.zeros((), dtype=torch.int64)
     assert queue is not None
 
     def counts() -> float:
-        company = step._company()
-        assert company is not None
-        assert company.counts is not None
-        return float(company.counts)
+        counts = queue.read(training.network, epoch).counts
+        assert counts is not None
+        return float(counts)
 
-    step._epoch.fill_(2)
+    epoch.fill_(2)
     assert counts() == 0
     rows = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
     queue.push(rows, rows)
     assert counts() == 0
     queue.push(rows, rows)
     assert counts() == 1
-    step._epoch.fill_(1)
+    epoch.fill_(1)
     assert counts() == 0
 
 
 def test_scattering_is_of_the_projections_and_leaves_the_predictor_alone() -> None:
     training = prepared(small_method("propos", epochs=1, cluster_after=0.0))
-    training._fill_bank()
-    training.clustering.expectation_and_maximisation(training._samples())
+    training.fill_bank()
+    training.clustering.expectation_and_maximisation(training.samples())
     x_1, x_2 = (torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     network, objective = training.network, training.config.objective
     predictions = network(x_1, x_2)
@@ -172,8 +171,8 @@ def test_a_mixture_is_kept_only_where_it_is_trained_with() -> None:
 def test_noise_depends_on_seed_epoch_and_image_alone() -> None:
     training = prepared(small_method("propos", predictor_noise=0.5, epochs=1))
     position = torch.arange(8)
-    noise = training.step._noise(position)
-    again = training.step._noise(position.flip(0))
+    noise = training._noise(position)
+    again = training._noise(position.flip(0))
     assert noise is not None
     assert again is not None
     assert torch.equal(noise[0], again[0].flip(0))

@@ -22,10 +22,12 @@ def losses_on(device: str, name: MethodName, *, captured: bool) -> list[float]:
     late: dict[str, dict[str, Any]] = {"swav": {"queue_after": 0.4}, "propos": {"cluster_after": 0.4}}
     settings = {"epochs": 3, "learning_rate": 0.01, "precision": "fp32", "compile": False, **late.get(name, {})}
     training = Training(small_method(name, **settings), open_source(small_images(128)), torch.device(device))
-    training.step._captures &= captured
+    twin = training.accelerated
+    if twin is not None:
+        twin.captures &= captured
     run_through(training)
     training.close()
-    assert bool(training.step._graphs) == (captured and device == "cuda")
+    assert bool(twin and twin.graphs) == (captured and device == "cuda")
     return [row["loss"] for row in training.metrics]
 
 

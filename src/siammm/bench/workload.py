@@ -28,7 +28,6 @@ from siammm.data.loader import SMALL, Batch, open_loader
 from siammm.data.sources import open_source
 from siammm.learn.build import build_network, training_views
 from siammm.learn.loop import Training
-from siammm.learn.optim import learning_rate
 from siammm.settings.fields import with_settings
 from siammm.settings.training import TrainConfig
 
@@ -87,7 +86,7 @@ class Workload:
     @property
     def compiled(self) -> bool:
         """Whether the step is compiled."""
-        return self.training.step._compiled
+        return self.training.accelerated is not None and self.training.accelerated.compiled
 
     def prepare(self, *, clustered: bool) -> float:
         """Take steps until the step is compiled and captured, and return the seconds they took."""
@@ -96,22 +95,13 @@ class Workload:
 
     def advance(self, steps: int, *, clustered: bool) -> None:
         """Take ``steps`` steps, without waiting for the device."""
-        training, optimisation = self.training, self.config.optimisation
-        total, warmup = training.total_steps, round(optimisation.warmup_epochs * training.steps_per_epoch)
         for batch in itertools.islice(self._stream, steps):
-            training.step(
-                batch,
-                epoch=self._number // training.steps_per_epoch,
-                rate=learning_rate(self._number, total, warmup, optimisation.learning_rate, training.batch_size),
-                number=self._number,
-                total=total,
-                clustered=clustered,
-            )
+            self.training.step(batch, self._number, clustered=clustered)
             self._number += 1
 
     def check(self) -> None:
         """Raise if the training collapsed."""
-        self.training.step.check()
+        self.training.tally.check()
 
     def close(self) -> None:
         """Free the memory of the run."""
@@ -124,8 +114,8 @@ class Workload:
         loader = self.training.loader
         if self.resident:
             for epoch in itertools.count():
-                yield from loader.batches(epoch, self.training._groups(epoch))
-        yield from itertools.cycle(list(loader.batches(0, self.training._groups(0))))
+                yield from loader.batches(epoch, self.training.batches_of_rank(epoch))
+        yield from itertools.cycle(list(loader.batches(0, self.training.batches_of_rank(0))))
 
     def _fill_tables(self, seed: int) -> None:
         """Fill in random clusters for the cluster loss: its time does not depend on which they are."""

@@ -28,7 +28,7 @@ from siammm.data.sources import Source, open_source
 from siammm.learn import checkpoint
 from siammm.learn.loop import Interrupted, Trained, Training
 from siammm.learn.networks import CONV_SMALL
-from siammm.learn.progress import TrainingProgress, described
+from siammm.learn.progress import TrainingProgress, metrics_line
 from siammm.metrics.clustering import clustering_scores
 from siammm.runs import folder as run
 from siammm.runs import results
@@ -184,7 +184,7 @@ def show(training: Training, trained: Trained, output: Path, console: Console) -
     aside = len(training.loader.set_aside)
     if aside:
         console.print(f"{aside:,} images could not be read: {escape(str(output / run.SET_ASIDE))}", style="yellow")
-    console.print(f"Trained in {_duration(training.seconds)}. {described(trained.metrics[-1])}")
+    console.print(f"Trained in {_duration(training.seconds)}. {metrics_line(trained.metrics[-1])}")
     if trained.mixture is not None and trained.clusters is not None:
         sizes = np.bincount(trained.clusters, minlength=trained.mixture.n_components_)
         console.print(

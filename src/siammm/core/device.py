@@ -47,3 +47,8 @@ def network_precision(device: torch.device, asked: Literal["auto", "bf16", "fp32
 def has_bf16(device: torch.device) -> bool:
     """Whether a GPU has bf16 instructions; older GPUs emulate them, which is slower than fp32."""
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64 where the device has it, else float32."""
+    return torch.float32 if device.type == "mps" else torch.float64

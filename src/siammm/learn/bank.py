@@ -37,10 +37,10 @@ class Bank:
         self.view_2ND[1].index_copy_(0, row_B, functional.normalize(v_2_BD.float(), dim=1))
 
     def embeddings(self) -> Tensor:
-        """One unit vector an image: the mean direction of its two views, v_ND."""
+        """One unit vector per image: the mean direction of its two views, v_ND."""
         return functional.normalize(self.view_2ND[:, :-1].sum(dim=0), dim=1)
 
     def check(self) -> None:
-        """Refuse rows that are not numbers: the mixture would only find out later, and could not say why."""
+        """Refuse NaN and infinity here: the mixture would only notice later, and could not say why."""
         if not bool(torch.isfinite(self.view_2ND).all()):
             raise InputError("The embeddings hold NaN or infinity; lower --learning-rate, or use --precision fp32.")

@@ -6,12 +6,10 @@ lets two processes on a laptop find what one finds, which is how the tests check
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from siammm.core import ranks
@@ -72,89 +70,37 @@ class SynchronisedBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not self.training or not ranks.active():
             return self.act(self.drop(super().forward(input)))
-        share = 0.0
+        wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+        mean, var, total = _joint_moments(wide)
         if self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             share = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
-        tracked = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
-        normalised = _normalise(input, self.weight, self.bias, tracked[0], tracked[1], share, self.eps)
-        return self.act(self.drop(normalised))
+            assert self.running_mean is not None
+            assert self.running_var is not None
+            self.running_mean.lerp_(mean.detach().to(self.running_mean), share)
+            self.running_var.lerp_((var.detach() * (total / (total - 1))).to(self.running_var), share)
+        shape = (1, -1, *[1] * (input.ndim - 2))
+        out = (wide - mean.to(wide).view(shape)) * (var + self.eps).rsqrt().to(wide).view(shape)
+        if self.affine:
+            out = out * self.weight.view(shape) + self.bias.view(shape)
+        return self.act(self.drop(out.to(input.dtype)))
 
 
-class _JointNormalisation(torch.autograd.Function):
-    """Normalisation by the joint statistics: one all-reduce forward, one backward."""
-
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        share: float,
-        eps: float,
-    ) -> Tensor:
-        """Normalise x by the statistics of all ranks, and move the running ones by ``share`` towards them."""
-        wide = _at_least_single(x)
-        channels = x.shape[1]
-        sums = torch.zeros(2 * channels + 1, dtype=torch.float64)
-        count = x.shape[0] * math.prod(x.shape[2:])
-        if count:
-            var, mean = torch.var_mean(wide, _all_but_channels(x), correction=0)
-            var, mean = var.double(), mean.double()
-            # In double precision the second moment gives the joint variance back without loss.
-            sums = torch.cat([count * mean, count * (var + mean**2), mean.new_tensor([count])])
-        ranks.all_reduce_sum(sums)
-        total = float(sums[-1])
-        if total < 2:
-            raise InputError(
-                f"BatchNorm got {total:.0f} values a channel from all ranks together, but it needs at least 2 to train."
-            )
-        mean = sums[:channels] / total
-        var = (sums[channels:-1] / total - mean**2).clamp_min(0)
-        if running_mean is not None and running_var is not None:
-            running_mean.lerp_(mean.to(running_mean), share)
-            running_var.lerp_((var * (total / (total - 1))).to(running_var), share)
-        mean, scale = mean.to(wide), (var + eps).rsqrt().to(wide)
-        ctx.save_for_backward(x, weight, mean, scale)
-        ctx.total = total
-        out = (wide - _beside(mean, x)) * _beside(scale, x)
-        if weight is not None:
-            out = out * _beside(weight, x)
-        if bias is not None:
-            out = out + _beside(bias, x)
-        return out.to(x.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grads: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        """The gradients of this rank's samples, given the losses of all ranks, and of the layer's own parameters."""
-        x, weight, mean, scale = ctx.saved_tensors
-        grad = _at_least_single(grads[0])
-        standardised = (_at_least_single(x) - _beside(mean, x)) * _beside(scale, x)
-        along = _all_but_channels(x)
-        # The parameters' gradients stay this rank's own: whoever averages gradients over ranks averages these too.
-        grad_bias, grad_weight = grad.sum(along), (grad * standardised).sum(along)
-        sums = torch.stack([grad_bias, grad_weight]).double() / ctx.total
-        ranks.all_reduce_sum(sums)
-        mean_grad, mean_product = sums.to(grad)
-        grad_x = grad - _beside(mean_grad, x) - standardised * _beside(mean_product, x)
-        grad_x = grad_x * _beside(scale if weight is None else scale * weight, x)
-        return (
-            grad_x.to(x.dtype),
-            None if weight is None else grad_weight.to(weight),
-            None if weight is None else grad_bias.to(weight),
-            None, None, None, None,
-        )  # fmt: skip
-
-
-@cast(Any, torch.compiler).disable
-def _normalise(*arguments: Any) -> Tensor:
-    """The joint normalisation, as a call that a compiler leaves alone: a collective cannot be fused with anything."""
-    return _JointNormalisation.apply(*arguments)  # pyright: ignore[reportReturnType]
+@cast(Any, torch.compiler).disable  # a collective cannot be fused with anything
+def _joint_moments(x: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Mean and variance of each channel over the samples of all ranks, in double precision, and how many there are."""
+    channels, count = x.shape[1], x.numel() // x.shape[1]
+    along, double = [0, *range(2, x.ndim)], x.double()
+    # In double precision the second moment gives the joint variance without loss.
+    sums = torch.cat([double.sum(along), double.square().sum(along), double.new_tensor([count])])
+    sums = ranks.sum_over_ranks(sums)
+    total = float(sums[-1])
+    if total < 2:
+        raise InputError(
+            f"BatchNorm got {total:.0f} values per channel from all ranks together, but it needs at least 2 to train."
+        )
+    mean = sums[:channels] / total
+    return mean, (sums[channels:-1] / total - mean**2).clamp_min(0), total
 
 
 def _replaced(module: nn.Module) -> nn.Module:
@@ -168,16 +114,3 @@ def _replaced(module: nn.Module) -> nn.Module:
 
 def _on_cuda(module: nn.Module) -> bool:
     return any(tensor.is_cuda for tensor in (*module.parameters(), *module.buffers()))
-
-
-def _all_but_channels(x: Tensor) -> list[int]:
-    return [0, *range(2, x.ndim)]
-
-
-def _beside(value: Tensor, x: Tensor) -> Tensor:
-    """A value for each channel in a shape that broadcasts against x."""
-    return value.view(1, -1, *[1] * (x.ndim - 2))
-
-
-def _at_least_single(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -6,16 +6,23 @@ Each is one rule, with the sentence that refuses what cannot be. ``loop.py`` put
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any, cast
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from siammm.core import ranks
 from siammm.core.checks import check_at_least
 from siammm.core.errors import InputError
+from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source
 from siammm.data.view_settings import ViewSettings, preset_for, views
+from siammm.learn.batchnorm import synchronised
+from siammm.learn.clustering import Clustering
 from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
+from siammm.learn.optim import build_optimiser
+from siammm.learn.queue import Queue
 from siammm.settings.training import TrainConfig
 
 
@@ -60,8 +67,13 @@ def image_size(config: TrainConfig, source: Source) -> int:
     return min(shape) if shape is not None and max(shape) <= 96 else 224
 
 
-def check_takes_sizes(network: SiameseNetwork, backbone: str, view_size: int, image_size: int) -> None:
-    """Refuse views of another size than images for networks that are made for one size."""
+def new_network(config: TrainConfig, image_size: int, view_size: int) -> SiameseNetwork:
+    """The networks with weights by the seed; refuses views of another size for networks that are made for one size."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.run.random_state)
+        network = build_network(config, image_size)
+    if view_size == image_size:
+        return network
     body = network.encoder.backbone
     training = body.training
     try:
@@ -69,11 +81,108 @@ def check_takes_sizes(network: SiameseNetwork, backbone: str, view_size: int, im
             body.eval()(torch.zeros(1, 3, view_size, view_size))
     except (AssertionError, RuntimeError, ValueError) as error:
         raise InputError(
-            f"--view-size is {view_size}, but {backbone} for images of {image_size} pixels does not take such views; "
-            "use None, or choose another size or backbone."
+            f"--view-size is {view_size}, but {config.network.backbone} for images of {image_size} pixels does not "
+            "take such views; use None, or choose another size or backbone."
         ) from error
     finally:
         body.train(training)
+    return network
+
+
+def placed(network: SiameseNetwork, device: torch.device) -> SiameseNetwork:
+    """The network on its device, ready to train; with several processes, BatchNorm over all of them."""
+    network = network.to(device)
+    if device.type == "cuda":
+        network = network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    if ranks.world_size() > 1:
+        network = cast(SiameseNetwork, synchronised(network))
+    return network.train()
+
+
+def data_parallel(network: SiameseNetwork, device: torch.device) -> Any:
+    """The network, its gradients averaged over the ranks where there are several."""
+    if ranks.world_size() == 1:
+        return network
+    # Buffers are each rank's copy of the same synchronised statistics; torch 2.15 renamed the switch.
+    names = inspect.signature(DistributedDataParallel).parameters
+    switch = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+    settings: dict[str, Any] = {switch: False}
+    own = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(network, device_ids=own, **settings)
+
+
+def open_images(
+    config: TrainConfig, source: Source, views: tuple[ViewSettings, ViewSettings], device: torch.device, **more: Any
+) -> Loader:
+    """A loader for images, read as the settings say."""
+    reading = config.reading
+    return open_loader(
+        source,
+        views,
+        device,
+        kind=reading.loader,
+        workers=reading.workers,
+        limit=reading.max_bad_images,
+        image_cache=config.run.image_cache,
+        **more,
+    )
+
+
+def check_same_images(n_images: int, device: torch.device) -> None:
+    """Refuse processes that can read different numbers of images."""
+    counts = ranks.all_gather_counts(n_images, device)
+    if len(set(counts)) > 1:
+        raise InputError(
+            f"The processes can read different numbers of images ({', '.join(map(str, counts))}); give all of them "
+            "the same files."
+        )
+
+
+def optimiser(
+    config: TrainConfig, network: SiameseNetwork, learning_rate: torch.Tensor, *, fused: bool
+) -> torch.optim.Optimizer:
+    """The optimiser of the online encoder and its heads, which reads its rate from a tensor."""
+    settings = config.optimisation
+    made = build_optimiser(
+        settings.optimiser,
+        network,
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        momentum=settings.momentum,
+        trust_coefficient=settings.trust_coefficient,
+        turned=network.encoder.backbone,
+        fused=fused,
+    )
+    for group in made.param_groups:
+        group["lr"] = learning_rate
+    return made
+
+
+def clusterings(config: TrainConfig, n_images: int, device: torch.device) -> list[Clustering]:
+    """The clusterings that train together, each with a seed of its own."""
+    return [
+        Clustering(
+            k,
+            n_images,
+            config.network.embedding_dim,
+            device,
+            objective=config.objective,
+            settings=config.clustering,
+            seed=config.run.random_state + number,
+        )
+        for number, k in enumerate(n_components(config, n_images))
+    ]
+
+
+def new_queue(config: TrainConfig, network: SiameseNetwork, device: torch.device) -> Queue | None:
+    """The queue of earlier embeddings, where the loss has one."""
+    objective = config.objective
+    if not objective.queue_size:
+        return None
+    # Random directions are fair negatives, but codes are balanced over images alone.
+    seed = config.run.random_state if network.prototypes is None else None
+    starts_at = int(objective.queue_after * config.optimisation.epochs)
+    return Queue(objective.queue_size, network.encoder.embedding_dim, device, seed=seed, starts_at=starts_at)
 
 
 def training_views(config: TrainConfig, image_size: int) -> tuple[ViewSettings, ViewSettings]:

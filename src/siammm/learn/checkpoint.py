@@ -78,7 +78,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state, one tensor a name: <number of the parameter>.<name of the buffer>."""
+    """The optimiser's state, one tensor per name: <number of the parameter>.<name of the buffer>."""
     state = optimiser.state_dict()["state"]
     return {
         f"{number}.{name}": value if isinstance(value, Tensor) else torch.tensor(value)
@@ -92,7 +92,7 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Te
     """Put back what ``optimiser_tensors`` took, in place; rates and other settings stay the optimiser's own.
 
     In place, because the fused optimisers need the memory layout of the parameters, which a file does not keep, and
-    because a captured step goes on reading the tensors it was captured with.
+    because a captured update keeps reading the tensors it was captured with.
     """
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     try:

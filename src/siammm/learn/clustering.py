@@ -2,7 +2,7 @@
 
 The engine is ``siammm.mixture``; this holds its state from epoch to epoch. The loss reads tables of fixed shape (the
 clusters of every image, the direction and concentration of every cluster), which are refilled in place: a captured
-training step goes on reading them while K falls.
+update keeps reading them while K falls.
 
 Legend:  N images, K clusters, H neighbours, D dimensions; mu mean direction, kappa concentration.
 """
@@ -16,14 +16,9 @@ import torch
 from torch import Tensor
 
 from siammm.core import ranks
-from siammm.learn import losses, peer_losses
+from siammm.learn import checkpoint, losses, peer_losses
 from siammm.mixture import em, merge, seeding, vmf
-from siammm.mixture.components import (
-    Components,
-    ConcentrationRule,
-    ConcentrationSettings,
-    VonMisesFisherComponents,
-)
+from siammm.mixture.components import Components, ConcentrationRule, ConcentrationSettings, VonMisesFisherComponents
 from siammm.mixture.em import Assignment
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.merge import MergeHistory, MergeSettings
@@ -123,7 +118,7 @@ class Clustering:
     def finish(self, samples: Samples, X: Tensor) -> VonMisesFisherMixture:
         """The mixture that a run leaves: the last centroids, settled on the final embeddings X of this rank.
 
-        The automatic rule goes on until its test stops it: an epoch's share limits the pace of training, not the
+        The automatic rule continues until its test stops it: an epoch's share limits the pace of training, not the
         result. Nothing is split: clusters that training has pulled together belong together, whatever they still
         show inside.
         """
@@ -214,7 +209,7 @@ class Clustering:
         return _own_kind(merge.restarted(samples, start, start.centre_KD, self.assignment))
 
     def _best_restart(self, samples: Samples) -> VonMisesFisherComponents:
-        """Start anew as often as asked, and keep the likeliest."""
+        """Seed ``n_init`` times and keep the start of the highest likelihood."""
         best: tuple[float, VonMisesFisherComponents] | None = None
         for _ in range(self.settings.n_init):
             components = self._seeded(samples)
@@ -244,18 +239,14 @@ class Clustering:
 
     def as_tensors(self) -> dict[str, Tensor]:
         """All of it, for a checkpoint."""
-        tensors = {f"history/{name}": value for name, value in self.history.as_tensors().items()}
+        tensors = checkpoint.with_prefix("history", self.history.as_tensors())
         tensors["generator"] = self.generator.get_state()
         if self.components is not None:
             tensors |= {
                 "mu": self.components.mu_KD,
                 "kappa": self.components.kappa_K,
                 "weight": self.components.weight_K,
-                "index": self.index_NH,
-                "share": self.weight_NH,
-                "table_mu": self.mu_KD,
-                "table_kappa": self.kappa_K,
-                "table_normaliser": self.log_normaliser_K,
+                **self._tables,
             }
             if self.components.settings.basis_DP is not None:
                 tensors["basis"] = self.components.settings.basis_DP
@@ -264,10 +255,7 @@ class Clustering:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Put back what ``as_tensors`` took."""
-        prefix = "history/"
-        self.history = MergeHistory.from_tensors(
-            {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
-        )
+        self.history = MergeHistory.from_tensors(checkpoint.grouped(tensors, "history"))
         self.generator.set_state(tensors["generator"])
         if "mu" not in tensors:
             return
@@ -281,14 +269,19 @@ class Clustering:
             weight_K=tensors["weight"].to(device),
             settings=settings,
         )
-        for table, name in (
-            (self.index_NH, "index"),
-            (self.weight_NH, "share"),
-            (self.mu_KD, "table_mu"),
-            (self.kappa_K, "table_kappa"),
-            (self.log_normaliser_K, "table_normaliser"),
-        ):
+        for name, table in self._tables.items():
             table.copy_(tensors[name])
+
+    @property
+    def _tables(self) -> dict[str, Tensor]:
+        """What the loss reads, by the names of a checkpoint."""
+        return {
+            "index": self.index_NH,
+            "share": self.weight_NH,
+            "table_mu": self.mu_KD,
+            "table_kappa": self.kappa_K,
+            "table_normaliser": self.log_normaliser_K,
+        }
 
 
 def _own_kind(components: Components) -> VonMisesFisherComponents:

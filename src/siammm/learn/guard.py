@@ -1,8 +1,8 @@
 """The guard: is the encoder still telling images apart?
 
-An encoder without negatives can collapse: to a point, to a line, or to numbers that are none. Each epoch the guard
-looks at the embeddings and the mixture, and says in one sentence what is wrong and what usually helps. A loss that is
-not finite is caught within the step, before any weight changes (``step.py``).
+An encoder without negatives can collapse: to a point, to a line, or to NaN. Each epoch the guard looks at the
+embeddings and the mixture, and says in one sentence what is wrong and what usually helps. A loss that is not finite is
+caught within the update, before any weight changes (``tally.py``).
 
 Legend:  N images, D dimensions.
 """
@@ -18,6 +18,7 @@ from torch import Tensor
 from siammm.core import ranks
 from siammm.core.errors import SiamMMError
 from siammm.mixture import em
+from siammm.mixture.components import VonMisesFisherComponents
 from siammm.mixture.samples import Samples
 
 # Uniform directions have a deviation of 1 and an effective rank of nearly D; a collapsed encoder is far below both.
@@ -44,6 +45,20 @@ class Health:
     """Concentration of the loosest cluster."""
     largest_concentration: float | None = None
     """Concentration of the tightest cluster."""
+
+    @classmethod
+    def of(cls, samples: Samples, components: VonMisesFisherComponents | None) -> Health:
+        """Measure the embeddings of all ranks, and the clusters where there are any."""
+        rank, deviation = spread(samples)
+        if components is None:
+            return cls(effective_rank=rank, deviation=deviation)
+        return cls(
+            effective_rank=rank,
+            deviation=deviation,
+            occupied=int((components.weight_K > 0).sum()),
+            least_concentration=float(components.kappa_K.min()),
+            largest_concentration=float(components.kappa_K.max()),
+        )
 
     def as_metrics(self) -> dict[str, float]:
         """The measurements that were made, by name."""

@@ -1,4 +1,4 @@
-"""LARS: every layer moves by a share of its own size."""
+"""LARS: layer-wise adaptive rate scaling."""
 
 from __future__ import annotations
 
@@ -10,19 +10,12 @@ import torch
 from torch import Tensor
 
 from siammm.core.errors import InputError
-from siammm.learn.cuda import addresses
-from siammm.learn.cuda.update_kernels import LarsKernels
 
 # The operations on whole lists of tensors have no types.
 _torch = cast(Any, torch)
 
 # Whole numbers as wide as each floating-point type, to copy bits whatever they mean.
-_BITS = {
-    torch.float64: torch.int64,
-    torch.float32: torch.int32,
-    torch.bfloat16: torch.int16,
-    torch.float16: torch.int16,
-}
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class LARS(torch.optim.Optimizer):
@@ -51,14 +44,8 @@ class LARS(torch.optim.Optimizer):
         check_settings(lr, weight_decay, momentum)
         if not trust_coefficient > 0:
             raise InputError(f"trust_coefficient is {trust_coefficient!r}, but it must be above 0.")
-        settings = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "trust_coefficient": trust_coefficient,
-            "excluded": excluded,
-        }
-        super().__init__(params, settings)
+        settings = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+        super().__init__(params, settings | {"trust_coefficient": trust_coefficient, "excluded": excluded})
         for group in self.param_groups:
             for p in group["params"]:
                 self._buffer(p)
@@ -70,45 +57,15 @@ class LARS(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        found_inf: Tensor | None = getattr(self, "found_inf", None)
-        grad_scale: Tensor | None = getattr(self, "grad_scale", None)
-        self._move_groups(self.param_groups, grad_scale, found_inf)
+        self._move_groups(self.param_groups, getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         return loss
 
     def _move_groups(
         self, groups: Sequence[dict[str, Any]], grad_scale: Tensor | None, found_inf: Tensor | None
     ) -> None:
-        """One step of these groups."""
-        if grad_scale is None and self._move_by_kernels(groups, found_inf):
-            return
         for group in groups:
             for params in by_kind(p for p in group["params"] if p.grad is not None):
                 self._move(params, group, grad_scale, found_inf)
-
-    def _move_by_kernels(self, groups: Sequence[dict[str, Any]], found_inf: Tensor | None) -> bool:
-        """One step of all parameters at once, where there are kernels for it; whether so."""
-        first = groups[0]
-        shared = ("lr", "momentum", "trust_coefficient")
-        if not all(_same(group[name], first[name]) for group in groups for name in shared):
-            return False
-        pairs = [(p, group) for group in groups for p in group["params"] if p.grad is not None]
-        params, grads = [p for p, _ in pairs], [p.grad for p, _ in pairs]
-        if not addresses.supports(params, grads):
-            return False
-        buffers = [self._buffer(p) for p in params]
-        if not addresses.supports(params, buffers):
-            return False
-        decays = [0.0 if group["excluded"] else float(group["weight_decay"]) for _, group in pairs]
-        scaled = [not group["excluded"] for _, group in pairs]
-        # By what they were made for: which parameters have gradients may change. A copy of the optimiser makes its own.
-        made: dict[Any, LarsKernels] = self.__dict__.setdefault("_kernels", {})
-        made_for = (params[0].device, *(p.numel() for p in params), *decays, *scaled)
-        if made_for not in made:
-            if addresses.capturing():  # making them copies from the host
-                return False
-            made[made_for] = LarsKernels(params, decays, scaled)
-        made[made_for](params, grads, buffers, found_inf=found_inf, **{name: first[name] for name in shared})
-        return True
 
     def _buffer(self, p: Tensor) -> Tensor:
         if "momentum_buffer" not in self.state[p]:  # a group that was added later
@@ -171,13 +128,6 @@ def _trust(params: list[Tensor], updates: list[Tensor], coefficient: float) -> l
     return list(ratio.to(params[0].dtype).unbind())
 
 
-def _same(one: float | Tensor, other: float | Tensor) -> bool:
-    """Whether two settings are one; the values of tensors may be on a GPU, and are not read."""
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return one is other
-    return one == other
-
-
 def negative(lr: float | Tensor, like: Tensor) -> float | Tensor:
     """The rate with its sign changed, on the device and in the type of another tensor."""
     return -lr.to(like) if isinstance(lr, Tensor) else -lr
@@ -189,7 +139,7 @@ def replace(old: list[Tensor], new: list[Tensor], found_inf: Tensor | None) -> N
         _torch._foreach_copy_(old, new)
         return
     # On the bits as whole numbers a product with 0 is 0 even where the value is NaN, so that the old ones stay exactly.
-    bits = _BITS[old[0].dtype]
+    bits = _BITS[old[0].itemsize]
     stays = (found_inf.to(old[0].device) != 0).to(bits)
     old_bits = [tensor.view(bits) for tensor in old]
     new_bits = [tensor.view(bits) for tensor in new]

@@ -1,11 +1,10 @@
-"""The losses of the paper as plain functions on tensors, for our loop or anybody's.
+"""The losses of the paper as functions of tensors, for our loop or anybody's; public as ``siammm.losses``.
 
-None keeps state, waits for the device or looks at a value on it, so all of them may be captured in a CUDA graph or
-compiled (``relative_concentrations``, once an epoch, is the exception). Embeddings are scaled to unit length inside.
-They may be of any floating type: 16-bit ones are taken to float32 first, and autocast is switched off within, because
-a concentration multiplies the rounding error of a cosine (``backward`` belongs outside the autocast region, as always:
-inside, the products of the gradient are rounded after all). The mixture's parameters never carry a gradient. Every loss
-is the mean over its batch; under data parallelism, over the rank's part of it.
+None keeps state or reads a value on the device, so all can be compiled or captured in a CUDA graph (except
+``relative_concentrations``, which runs once per epoch). Embeddings are scaled to unit length inside. 16-bit ones are
+converted to float32 and autocast is switched off, because a concentration multiplies the rounding error of a cosine;
+call ``backward`` outside the autocast region. The mixture's parameters never carry a gradient. Every loss is the mean
+over its batch; under data parallelism, over the rank's part of it.
 
 Legend, after the paper:
 
@@ -35,18 +34,6 @@ from siammm.learn.loss_inputs import (
     wide,
     without_autocast,
 )
-
-__all__ = [
-    "assignment_weights",
-    "contrastive_instance_loss",
-    "final_loss",
-    "instance_distance",
-    "instance_loss",
-    "negative_centroids_loss",
-    "negative_samples_loss",
-    "relative_concentrations",
-    "soft_assignment_loss",
-]
 
 # Keys of all ranks from the keys of this one, and the number of the row at which this rank's own begin.
 Gather = Callable[[Tensor], tuple[Tensor, int]]
@@ -199,12 +186,7 @@ def negative_centroids_loss(
 
 @without_autocast
 def negative_samples_loss(
-    v_ND: Tensor,
-    cluster_N: Tensor,
-    mu_ND: Tensor,
-    kappa_N: Tensor,
-    negatives_MD: Tensor,
-    negative_cluster_M: Tensor,
+    v_ND: Tensor, cluster_N: Tensor, mu_ND: Tensor, kappa_N: Tensor, negatives_MD: Tensor, negative_cluster_M: Tensor
 ) -> Tensor:
     """Tell a sample from embeddings of other clusters, by their likeness to the sample's own component.
 
@@ -236,10 +218,7 @@ def _positive_against_rest(positive_N: Tensor, negative_NM: Tensor, left_out_NM:
 
 
 def relative_concentrations(
-    kappa_K: Tensor,
-    weight_K: Tensor | None = None,
-    scale: float = 1.0,
-    quantiles: tuple[float, float] = (0.1, 0.9),
+    kappa_K: Tensor, weight_K: Tensor | None = None, scale: float = 1.0, quantiles: tuple[float, float] = (0.1, 0.9)
 ) -> Tensor:
     """Concentrations as the loss uses them: outliers clipped, the mean brought to ``scale``.
 

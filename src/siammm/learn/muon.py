@@ -1,10 +1,10 @@
-"""Muon: matrices turn, all their directions alike; LARS moves everything else.
+"""Muon for the matrices of a network; LARS for everything else.
 
-LARS follows the gradient of a layer, in which few directions are large: it learns these and hardly moves along the
-others. Muon makes the update orthogonal first (Newton and Schulz's iteration), so that every direction of a layer moves
-as far. Two things are our own. A matrix keeps its size, which means nothing where a normalisation follows, as in
-ResNets; so there is no decay, and nothing that grows over a long training. And a step is as long as one of LARS at the
-same settings when the gradients of successive steps have nothing in common, so that one rate serves both.
+The gradient of a layer is large in few directions, which LARS follows. Muon makes the update orthogonal first
+(Newton-Schulz iteration), so that all directions move equally far. Two things differ from the original. A matrix keeps
+its norm, which has no effect before a normalisation layer, as in ResNets; so there is no weight decay, and no norm that
+grows over a long training. And a step is as long as one of LARS at the same settings, if successive gradients are
+uncorrelated, so that one learning rate serves both.
 
 Legend:  M matrices of one shape, R rows, C columns.
 """
@@ -19,8 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from siammm.core.errors import InputError
-from siammm.learn.cuda import addresses, muon_kernels
-from siammm.learn.cuda.muon_kernels import TurnKernels
 from siammm.learn.lars import LARS, by_kind, gradients, negative, replace
 
 # The operations on whole lists of tensors have no types.
@@ -29,8 +27,6 @@ _torch = cast(Any, torch)
 # The odd polynomial of degree 5 that Muon's author chose: it brings singular values near 1 in few rounds, not exactly.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ROUNDS = 5
-# Most products are too small to fill a GPU: so there are several at a time, on streams beside each other.
-_STREAMS = 4
 
 
 class Muon(LARS):
@@ -61,42 +57,10 @@ class Muon(LARS):
         for group in groups:
             if group["turned"]:
                 for params in by_kind(p for p in group["params"] if p.grad is not None):
-                    if grad_scale is not None or not self._turn_by_kernels(params, group, found_inf):
-                        self._turn(params, group, grad_scale, found_inf)
+                    self._turn(params, group, grad_scale, found_inf)
         rest = [group for group in groups if not group["turned"]]
         if rest:
             super()._move_groups(rest, grad_scale, found_inf)
-
-    def _turn_by_kernels(self, params: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> bool:
-        """One step of all matrices at once, where there are kernels for it; whether so."""
-        params = sorted(params, key=_shape)  # those of one shape side by side
-        grads, buffers = [cast(Tensor, p.grad) for p in params], [self._buffer(p) for p in params]
-        if not muon_kernels.supports(params, grads, buffers):
-            return False
-        made: dict[Any, TurnKernels] = self.__dict__.setdefault("_turn_kernels", {})
-        made_for = (params[0].device, *(p.shape for p in params))
-        if made_for not in made:
-            if addresses.capturing():  # making them copies from the host
-                return False
-            made[made_for] = TurnKernels(params)
-        made[made_for](
-            params,
-            grads,
-            buffers,
-            lambda stacks: _make_orthogonal(stacks, self._streams(params[0].device)),
-            lr=group["lr"],
-            momentum=group["momentum"],
-            reach=_reach(group),
-            found_inf=found_inf,
-        )
-        return True
-
-    def _streams(self, device: torch.device) -> list[torch.cuda.Stream]:
-        """The same in every step: each has a workspace of its own for products."""
-        made: dict[torch.device, list[torch.cuda.Stream]] = self.__dict__.setdefault("_made_streams", {})
-        if device.type == "cuda" and device not in made:
-            made[device] = [torch.cuda.Stream(device) for _ in range(_STREAMS)]
-        return made.get(device, [])
 
     def _turn(
         self, params: list[Tensor], group: dict[str, Any], grad_scale: Tensor | None, found_inf: Tensor | None
@@ -111,7 +75,7 @@ class Muon(LARS):
         wide = torch.promote_types(params[0].dtype, torch.float32)
         weights, moves = ([tensor.to(wide) for tensor in tensors] for tensors in (params, moves))
         size, length = _norms(weights), _norms(moves)
-        factor = negative(group["lr"], size) * _reach(group) * size / length.where(length > 0, 1.0)
+        factor = negative(group["lr"], size) * reach(group) * size / length.where(length > 0, 1.0)
         new_params = _torch._foreach_mul(moves, list(factor.unbind()))
         _torch._foreach_add_(new_params, weights)
         turned = _norms(new_params)
@@ -137,11 +101,11 @@ def nearest_orthogonal(x_MRC: Tensor) -> Tensor:
     smaller.
     """
     length = torch.linalg.vector_norm(x_MRC, dim=(1, 2), keepdim=True)
-    return _iterated(x_MRC / length.where(length > 0, 1.0))
+    return newton_schulz(x_MRC / length.where(length > 0, 1.0))
 
 
-def _iterated(x_MRC: Tensor, out_MRC: Tensor | None = None) -> Tensor:
-    """Newton and Schulz's iteration on matrices of length 1."""
+def newton_schulz(x_MRC: Tensor, out_MRC: Tensor | None = None) -> Tensor:
+    """Newton and Schulz's iteration on matrices of Frobenius norm 1; the result goes into ``out_MRC`` if given."""
     tall = x_MRC.shape[1] > x_MRC.shape[2]
     for number in range(_ROUNDS):
         square = x_MRC.mT @ x_MRC if tall else x_MRC @ x_MRC.mT
@@ -151,31 +115,11 @@ def _iterated(x_MRC: Tensor, out_MRC: Tensor | None = None) -> Tensor:
     return x_MRC
 
 
-def _make_orthogonal(stacks: Sequence[tuple[Tensor, Tensor]], streams: Sequence[torch.cuda.Stream]) -> None:
-    """Write the orthogonal form of the first of each pair, of length 1, into the second."""
-    if not streams:
-        for x_MRC, out_MRC in stacks:
-            _iterated(x_MRC, out_MRC)
-        return
-    here = torch.cuda.current_stream(stacks[0][0].device)
-    for stream in streams:
-        stream.wait_stream(here)
-    # The longest first, each to the stream that has the least to do.
-    loads = [0] * len(streams)
-    for x_MRC, out_MRC in sorted(stacks, key=lambda pair: -_work(pair[0])):
-        number = loads.index(min(loads))
-        loads[number] += _work(x_MRC)
-        with torch.cuda.stream(streams[number]):
-            _iterated(x_MRC, out_MRC)
-    for stream in streams:
-        here.wait_stream(stream)
-
-
 def _orthogonal(updates: list[Tensor]) -> list[Tensor]:
     """The updates made orthogonal, in their own shapes and type."""
     alike: dict[tuple[int, int], list[int]] = {}
     for number, update in enumerate(updates):
-        alike.setdefault(_shape(update), []).append(number)
+        alike.setdefault(matrix_shape(update), []).append(number)
     moves: dict[int, Tensor] = {}
     for numbers in alike.values():
         found_MRC = nearest_orthogonal(torch.stack([_as_matrix(updates[number]) for number in numbers]))
@@ -183,21 +127,16 @@ def _orthogonal(updates: list[Tensor]) -> list[Tensor]:
     return [_as_it_was(moves[number], update) for number, update in enumerate(updates)]
 
 
-def _reach(group: dict[str, Any]) -> float:
+def reach(group: dict[str, Any]) -> float:
     """How far a matrix moves at a rate of 1, as a share of its size."""
     return group["trust_coefficient"] / math.sqrt(1 - group["momentum"] ** 2)
-
-
-def _work(x_MRC: Tensor) -> int:
-    """What the products of these matrices cost, but for a factor."""
-    return x_MRC.numel() * min(x_MRC.shape[1:])
 
 
 def _norms(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(_torch._foreach_norm(tensors))
 
 
-def _shape(p: Tensor) -> tuple[int, int]:
+def matrix_shape(p: Tensor) -> tuple[int, int]:
     """Rows and columns of a parameter as a matrix."""
     return p.shape[0], p[0].numel()
 

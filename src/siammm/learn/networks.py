@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -19,9 +19,6 @@ from torch import Tensor, nn
 
 from siammm.core.checks import check_at_least, check_one_of
 from siammm.core.errors import InputError
-from siammm.learn.cuda import addresses
-from siammm.learn.cuda.fused import Piece, fused
-from siammm.learn.cuda.update_kernels import FollowKernel
 
 # The operations on whole lists of tensors have no types.
 _torch = cast(Any, torch)
@@ -60,7 +57,7 @@ class ConvSmall(nn.Module):
         return _mean_over_image(self.layers(x))
 
     def parts_in_order(self) -> list[nn.Module | Callable[[Tensor], Tensor]]:
-        """For ``fused``: what ``forward`` does, one after another."""
+        """What ``forward`` does, one after another, for ``learn/cuda/fused.py``."""
         return [self.layers, _mean_over_image]
 
 
@@ -251,7 +248,7 @@ class Encoder(nn.Module):
         return _at_least_single(self.projector(self.backbone(x)))
 
     def parts_in_order(self) -> list[nn.Module | Callable[[Tensor], Tensor]]:
-        """For ``fused``: what ``forward`` does, one after another."""
+        """What ``forward`` does, one after another, for ``learn/cuda/fused.py``."""
         return [self.backbone, self.projector, _at_least_single]
 
 
@@ -280,12 +277,7 @@ class SiameseNetwork(nn.Module):
     """
 
     def __init__(
-        self,
-        encoder: Encoder,
-        predictor: nn.Module | None = None,
-        *,
-        momentum: bool = True,
-        n_prototypes: int = 0,
+        self, encoder: Encoder, predictor: nn.Module | None = None, *, momentum: bool = True, n_prototypes: int = 0
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -293,31 +285,20 @@ class SiameseNetwork(nn.Module):
         self.prototypes = nn.Linear(encoder.embedding_dim, n_prototypes, bias=False) if n_prototypes else None
         self.momentum_encoder = copy.deepcopy(encoder).requires_grad_(False) if momentum else None
         self.normalise_prototypes()
-        self._fused: dict[str, Piece] = {}
-        self._follow: FollowKernel | None = None
-
-    def fuse(self) -> bool:
-        """From now on, train on both views in one batch, where all parts of the networks are known; whether so.
-
-        Nothing else changes: each view keeps BatchNorm statistics of its own, and parameters keep their names.
-        """
-        parts = {"encoder": self.encoder, "predictor": self.predictor, "momentum_encoder": self.momentum_encoder}
-        pieces = {name: fused(part) for name, part in parts.items() if part is not None}
-        if any(piece is None for piece in pieces.values()):
-            return False
-        self._fused = cast(dict[str, Piece], pieces)
-        return True
+        # What ``learn/cuda`` puts in place of two calls of a network, and of the momentum encoder's update.
+        self.fused: dict[str, Callable[[Tensor, int], Tensor]] = {}
+        self.follow: Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], bool] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies: without what is made for the layers of this very network."""
-        return super().__getstate__() | {"_fused": {}, "_follow": None}
+        """For copies: without what was made for the layers of this very network."""
+        return super().__getstate__() | {"fused": {}, "follow": None}
 
     def _both(self, name: str, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """What one of the networks makes of two batches, each a BatchNorm batch of its own."""
         network = cast(nn.Module, getattr(self, name))
-        if name not in self._fused or not network.training:
+        if name not in self.fused or not network.training:
             return network(first), network(second)
-        one, two = self._fused[name](torch.cat([first, second]), 2).chunk(2)
+        one, two = self.fused[name](torch.cat([first, second]), 2).chunk(2)
         return one, two
 
     def forward(self, x_1: Tensor, x_2: Tensor, noise: tuple[Tensor, Tensor] | None = None) -> Predictions:
@@ -372,13 +353,12 @@ class SiameseNetwork(nn.Module):
         if not isinstance(momentum, Tensor):
             _torch._foreach_lerp_(followers, leaders, 1 - momentum)
             return
-        if addresses.supports(followers, leaders) and (self._follow or not addresses.capturing()):
-            self._follow = self._follow or FollowKernel(followers)
-            self._follow(followers, leaders, (1 - momentum).to(followers[0]))
+        share = (1 - momentum).to(followers[0])
+        if self.follow is not None and self.follow(followers, leaders, share):
             return
         # The grouped lerp takes its weight from the host; the same in three steps does not.
         moves = _torch._foreach_sub(leaders, followers)
-        _torch._foreach_mul_(moves, (1 - momentum).to(followers[0]))
+        _torch._foreach_mul_(moves, share)
         _torch._foreach_add_(followers, moves)
 
 

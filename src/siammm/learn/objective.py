@@ -17,6 +17,7 @@ from siammm.learn import losses, peer_losses
 from siammm.learn.clustering import Clustering
 from siammm.learn.losses import Gather
 from siammm.learn.networks import Predictions
+from siammm.learn.queue import Queued
 from siammm.settings.training import ObjectiveConfig
 
 
@@ -29,17 +30,6 @@ class BatchLoss:
     cluster: Tensor
 
 
-@dataclass(frozen=True)
-class Company:
-    """What a batch is compared with besides itself: earlier embeddings, of view 1 and of view 2."""
-
-    view_2QD: Tensor
-    scores: tuple[Tensor, Tensor] | None = None
-    """Their cosines with the prototypes (Q, K), where there are prototypes."""
-    counts: Tensor | None = None
-    """With prototypes: 1 where the queue is in use already, else 0; no dimensions."""
-
-
 def batch_loss(
     config: ObjectiveConfig,
     predictions: Predictions,
@@ -49,7 +39,7 @@ def batch_loss(
     *,
     clustered: bool,
     negatives: Sequence[Tensor | None] | None = None,
-    company: Company | None = None,
+    queued: Queued | None = None,
     temperature: Tensor | None = None,
 ) -> BatchLoss:
     """Eq. 13 for one batch; with several clusterings, their mean is the cluster loss.
@@ -67,11 +57,11 @@ def batch_loss(
             *v_BD,
             *target_BD,
             temperature=config.contrastive_temperature if temperature is None else temperature,
-            all_gather=_keys(company),
+            all_gather=_keys(queued),
         )
     if config.cluster_loss == "swapped":
         assert predictions.scores is not None, "swapped prediction needs prototypes"
-        cluster = _swapped(config, predictions.scores, company)
+        cluster = _swapped(config, predictions.scores, queued)
     elif clustered and config.uses_mixture:
         parts = [
             _cluster_loss(config, predictions, target_BD, position_B, clustering, drawn)
@@ -79,6 +69,19 @@ def batch_loss(
         ]
         cluster = torch.stack(parts).mean()
     return BatchLoss(losses.final_loss(cluster, instance, config.cluster_weight), instance, cluster)
+
+
+def draw_negatives(
+    config: ObjectiveConfig, clusterings: Sequence[Clustering], seed: int, number: int, device: torch.device
+) -> list[Tensor | None] | None:
+    """The centroids of each clustering to contrast with in update ``number``, where nce-centroids draws them."""
+    if config.cluster_loss != "nce-centroids":
+        return None
+    wanted, generator = config.n_negatives, torch.Generator().manual_seed(seed * 1_000_003 + number)
+    return [
+        torch.randint(k, (wanted,), generator=generator).to(device) if k > wanted else None
+        for k in (clustering.n_components for clustering in clusterings)
+    ]
 
 
 def _cluster_loss(
@@ -128,28 +131,28 @@ def _of_both(parts: Iterable[Tensor]) -> Tensor:
     return first + second
 
 
-def _swapped(config: ObjectiveConfig, scores: tuple[Tensor, Tensor], company: Company | None) -> Tensor:
+def _swapped(config: ObjectiveConfig, scores: tuple[Tensor, Tensor], queued: Queued | None) -> Tensor:
     """SwAV's loss; the queue takes part in the balance of the codes, and is then done with."""
     codes: list[Tensor] = []
     for view, score_BK in enumerate(scores):
         all_scores, weight = score_BK.detach(), None
-        if company is not None:
-            assert company.scores is not None
-            assert company.counts is not None
-            queue_QK = company.scores[view]
+        if queued is not None:
+            assert queued.scores is not None
+            assert queued.counts is not None
+            queue_QK = queued.scores[view]
             all_scores = torch.cat([all_scores, queue_QK.detach()])
             # Every rank has the same queue, which is to count once.
             weight = torch.cat(
-                [score_BK.new_ones(score_BK.shape[0]), company.counts.expand(queue_QK.shape[0]) / world_size()]
+                [score_BK.new_ones(score_BK.shape[0]), queued.counts.expand(queue_QK.shape[0]) / world_size()]
             )
         code = peer_losses.balanced_codes(all_scores, weight_B=weight, sum_over_ranks=sum_over_ranks)
         codes.append(code[: score_BK.shape[0]])
     return peer_losses.swapped_prediction_loss(*scores, *codes, temperature=config.prototype_temperature)
 
 
-def _keys(company: Company | None) -> Gather:
+def _keys(queued: Queued | None) -> Gather:
     """The keys of all ranks, and behind them the queue; asked for those of view 2 first, then for those of view 1."""
-    queues = iter(() if company is None else (company.view_2QD[1], company.view_2QD[0]))
+    queues = iter(() if queued is None else (queued.view_2QD[1], queued.view_2QD[0]))
 
     def gathered(keys: Tensor) -> tuple[Tensor, int]:
         everybody = all_gather_batch(keys)

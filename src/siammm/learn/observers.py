@@ -29,13 +29,8 @@ class Listener(Protocol):
         """An epoch is over, with these metrics."""
 
 
-class Silent:
+class Silent(Listener):
     """A listener that tells nobody."""
-
-    def reading(self, done: int, total: int) -> None: ...  # noqa: D102
-    def began(self, training: Training) -> None: ...  # noqa: D102
-    def stepped(self, epoch: int, step: int, steps: int) -> None: ...  # noqa: D102
-    def finished_epoch(self, row: dict[str, Any]) -> None: ...  # noqa: D102
 
 
 class Recorder(Protocol):

@@ -1,4 +1,4 @@
-"""The optimisers behind one interface, and the schedules of rate and momentum.
+"""The optimisers behind one interface.
 
 All of them can be captured in a CUDA graph: the learning rate may be a 0-d tensor that is filled before each replay,
 their state exists from the start, and a step is called off on the device. For that, set the optimiser's attribute
@@ -8,7 +8,6 @@ is the protocol of torch's fused optimisers and of ``torch.amp.GradScaler``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from siammm.core.errors import InputError
+from siammm.learn.cuda.optimisers import FusedLARS, FusedMuon
 from siammm.learn.lars import LARS, check_settings
 from siammm.learn.muon import Muon, matrices
 
@@ -32,12 +32,14 @@ def build_optimiser(
     momentum: float = 0.9,
     trust_coefficient: float = 0.001,
     turned: nn.Module | None = None,
+    fused: bool = False,
 ) -> torch.optim.Optimizer:
     """An optimiser with groups for the weights, and for the biases and other 1-D parameters, which get no decay.
 
     ``parameters`` is a module, several, or named parameters; those without gradients, such as a momentum encoder's, are
     left out. ``momentum`` is the first beta of AdamW, ``trust_coefficient`` that of LARS and Muon. Muon has a
     third group, before these: the matrices that it turns, which are those of the module ``turned``, or of all modules.
+    ``fused`` takes the steps of LARS and Muon by Triton kernels where they fit, as on a GPU in float32.
     The state is made here and not at the first step: a captured first step would make it anew at every replay, and
     torch's fused SGD leaves it unset if that step is called off.
     """
@@ -53,7 +55,7 @@ def build_optimiser(
     if name in ("lars", "muon"):
         groups[1]["excluded"] = True
         if name == "lars":
-            return LARS(groups, lr, momentum=momentum, trust_coefficient=trust_coefficient)
+            return (FusedLARS if fused else LARS)(groups, lr, momentum=momentum, trust_coefficient=trust_coefficient)
         modules = [part for part in parts if isinstance(part, nn.Module)] if turned is None else [turned]
         turning = {id(p) for module in modules for p in matrices(module)}
         if not turning:
@@ -61,46 +63,17 @@ def build_optimiser(
         groups[0]["params"] = [p for p in weights if id(p) not in turning]
         turned_group = {"params": [p for p in weights if id(p) in turning], "weight_decay": 0.0, "turned": True}
         groups.insert(0, turned_group)
-        return Muon(groups, lr, momentum=momentum, trust_coefficient=trust_coefficient)
+        return (FusedMuon if fused else Muon)(groups, lr, momentum=momentum, trust_coefficient=trust_coefficient)
     # Only the fused forms know found_inf; Metal's and the like are asked for as they come.
-    fused = all(p.device.type in ("cpu", "cuda") for p in (*weights, *others))
+    native = all(p.device.type in ("cpu", "cuda") for p in (*weights, *others))
     optimiser: torch.optim.Optimizer
     if name == "sgd":
-        optimiser = torch.optim.SGD(groups, lr, momentum=momentum, fused=fused)
+        optimiser = torch.optim.SGD(groups, lr, momentum=momentum, fused=native)
     else:
         capturable = any(p.is_cuda for p in (*weights, *others))
-        optimiser = torch.optim.AdamW(groups, lr, betas=(momentum, 0.999), fused=fused, capturable=capturable)
+        optimiser = torch.optim.AdamW(groups, lr, betas=(momentum, 0.999), fused=native, capturable=capturable)
     _fill_state(optimiser)
     return optimiser
-
-
-def set_learning_rate(optimiser: torch.optim.Optimizer, lr: float) -> None:
-    """Set the rate of every group; in place where it is a tensor, so that a captured graph sees it."""
-    for group in optimiser.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)
-        else:
-            group["lr"] = lr
-
-
-def learning_rate(step: int, total_steps: int, warmup_steps: int, base: float, batch_size: int) -> float:
-    """The rate at a step: linear warm-up from 0 to base * batch_size / 256, then a half cosine down to 0."""
-    peak = base * batch_size / 256
-    if step < warmup_steps:
-        return peak * step / warmup_steps
-    done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-    return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-
-
-def momentum_at(step: int, total_steps: int, base: float = 0.99) -> float:
-    """The momentum encoder's momentum at a step: from ``base`` up to 1 along a half cosine."""
-    return along_cosine(step, total_steps, base, 1.0)
-
-
-def along_cosine(step: int, total_steps: int, start: float, end: float) -> float:
-    """What goes from ``start`` to ``end`` along a half cosine, at a step."""
-    done = min(1.0, step / max(1, total_steps))
-    return end - (end - start) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def _split(parts: Sequence[nn.Module | tuple[str, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:

@@ -1,27 +1,32 @@
-"""Labels while training: how good the backbone's features are by now. Nothing of this reaches the training.
+"""Probes: how good the features and clusters are by labels, measured during training and without effect on it.
 
-Measured are kNN accuracy and, where a labelled set stands beside labelled training images, the quick linear probe, ten
-times in a run unless told otherwise.
+kNN accuracy, and a linear probe where there is a labelled set beside labelled training images; ten times by default.
 
 Legend:  N images, S some of them, Q images of the other set, D dimensions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from siammm.core import ranks
 from siammm.core.errors import InputError
-from siammm.data.loader import Loader, open_loader
+from siammm.data.loader import Loader
 from siammm.data.sources import open_source
 from siammm.data.view_settings import ViewSettings
+from siammm.learn.build import open_images
+from siammm.learn.clustering import Clustering
 from siammm.learn.encode import encode
 from siammm.learn.networks import SiameseNetwork
+from siammm.metrics.clustering import clustering_scores
 from siammm.metrics.knn import knn_accuracy
 from siammm.metrics.linear import linear_accuracy
+from siammm.mixture.samples import Samples
 from siammm.settings.training import TrainConfig
 
 # Of a labelled training set, at most so many images are compared with each other, which grows with their square, and
@@ -46,16 +51,27 @@ class Probes:
         labelled = self._own_set is not None or self.loader.labels is not None
         return labelled and (epoch % every == 0 or epoch == epochs)
 
-    def measured(self, network: SiameseNetwork, *, autocast: bool = False) -> dict[str, float]:
-        """The accuracies of the backbone's features; of bf16's, where it trains in these and time counts."""
-        return dict(self._measured(network, autocast))
+    def measured(
+        self, network: SiameseNetwork, clustering: Clustering, samples: Callable[[], Samples], *, autocast: bool = False
+    ) -> dict[str, float]:
+        """Accuracies of the backbone's features, scores of the clusters of ``samples``, and seconds it took.
+
+        ``autocast`` computes the features in bf16, as training does.
+        """
+        started = time.monotonic()
+        found = dict(self._accuracies(network, autocast))
+        if self.loader.labels is not None and clustering.components is not None:
+            clusters = ranks.all_gather_rows(clustering.nearest(samples()), self.device).cpu().numpy()
+            scores = clustering_scores(self.loader.labels, clusters)
+            found |= {"ami": scores.ami, "majority_accuracy": scores.majority_accuracy}
+        return found | {"probe_seconds": time.monotonic() - started}
 
     def close(self) -> None:
-        """Let worker processes go."""
+        """Stop the worker processes."""
         if self._own_set is not None:
             self._own_set.close()
 
-    def _measured(self, network: SiameseNetwork, autocast: bool) -> Iterator[tuple[str, float]]:
+    def _accuracies(self, network: SiameseNetwork, autocast: bool) -> Iterator[tuple[str, float]]:
         own, beside = self.loader.labels, self._own_set
 
         def features(loader: Loader) -> Tensor:
@@ -98,16 +114,7 @@ def _opened(config: TrainConfig, view: ViewSettings, device: torch.device) -> Lo
     )
     if source.labels is None:
         raise InputError(f"The probe {source.name} has no labels, but kNN accuracy needs them; leave it out.")
-    return open_loader(
-        source,
-        (view, view),
-        device,
-        kind=reading.loader,
-        seed=0,
-        workers=reading.workers,
-        limit=reading.max_bad_images,
-        image_cache=config.run.image_cache,
-    )
+    return open_images(config, source, (view, view), device, seed=0)
 
 
 def _voters(labels_N: np.ndarray) -> int:

@@ -1,4 +1,4 @@
-"""How training is shown: live bars on a terminal, one line an epoch elsewhere."""
+"""How training is shown: live bars on a terminal, one line per epoch elsewhere."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TrainingProgress:
         self._bars.update(self._reading, completed=done, total=total)
 
     def began(self, training: Training) -> None:
-        """Training starts or goes on."""
+        """Training starts or continues."""
         if self._reading is not None:
             self._bars.update(self._reading, visible=False)
         self._epochs = training.config.optimisation.epochs
@@ -92,7 +92,7 @@ class TrainingProgress:
     def finished_epoch(self, row: dict[str, Any]) -> None:
         """An epoch is over, and this was measured."""
         self._known |= row  # a measurement with labels stays in sight until the next
-        found = described(self._known)
+        found = metrics_line(self._known)
         if self._run is not None and self._epoch is not None:
             self._bars.update(self._run, completed=row["epoch"], found=found)
             self._bars.reset(self._epoch)
@@ -100,9 +100,9 @@ class TrainingProgress:
         last = row["epoch"] == self._epochs
         if not self._live and ("knn" in row or last or now - self._printed > _SECONDS_BETWEEN_LINES):
             self._printed = now
-            self._console.print(f"epoch {row['epoch']} of {self._epochs}: {described(row)}", soft_wrap=True)
+            self._console.print(f"epoch {row['epoch']} of {self._epochs}: {metrics_line(row)}", soft_wrap=True)
 
 
-def described(row: dict[str, Any]) -> str:
+def metrics_line(row: dict[str, Any]) -> str:
     """What was measured in an epoch, in a line."""
     return "  ".join(text.format(row[name]) for name, text in _SHOWN.items() if name in row)

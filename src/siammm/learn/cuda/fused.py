@@ -3,7 +3,7 @@
 A convolutional network is a chain of layers that look at one image at a time, and of BatchNorm layers that look at a
 batch. ``fused`` reads such a chain once and returns a function that runs it on several batches laid one after another:
 other layers as they are, BatchNorm group by group, together with the ReLU and the residual that follow it. On a GPU
-``norm_kernels`` does this in two passes over the activations; elsewhere torch's own functions do the same slowly.
+``norm_kernels`` does this in two passes over the activations; elsewhere torch's functions do the same slowly.
 
 The parameters, the running statistics and the results are those of calling the network once for each batch. A network
 with a part that is not known here is left alone.
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from siammm.learn.cuda import norm_kernels, triton_support
+from siammm.learn.networks import SiameseNetwork
 
 Piece = Callable[[Tensor, int], Tensor]
 """Turns a batch of so many groups into its outputs."""
@@ -42,6 +43,19 @@ def fused(module: nn.Module) -> Piece | None:
         return None
 
 
+def fuse(network: SiameseNetwork) -> bool:
+    """Make a network train on both views in one batch from now on, if all its parts are known; whether they are.
+
+    Nothing else changes: each view keeps BatchNorm statistics of its own, and parameters keep their names.
+    """
+    parts = {name: getattr(network, name) for name in ("encoder", "predictor", "momentum_encoder")}
+    pieces = {name: fused(part) for name, part in parts.items() if part is not None}
+    known = {name: piece for name, piece in pieces.items() if piece is not None}
+    if len(known) == len(pieces):
+        network.fused = known
+    return len(known) == len(pieces)
+
+
 def normalised(
     x: Tensor,
     layer: nn.BatchNorm1d | nn.BatchNorm2d,
@@ -49,46 +63,35 @@ def normalised(
     residual: Tensor | None = None,
     *,
     relu: bool = False,
-) -> Tensor:
-    """A BatchNorm layer on each group of a batch by itself, then a residual and a ReLU if wanted."""
-    return normalised_twice(x, layer, groups, residual, relu=relu)[0]
-
-
-def normalised_twice(
-    x: Tensor,
-    layer: nn.BatchNorm1d | nn.BatchNorm2d,
-    groups: int,
-    residual: Tensor | None = None,
-    *,
-    relu: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """``normalised``, and the same again for a second reader, whose gradient then needs no addition of its own."""
+    """A BatchNorm layer on each group of a batch by itself, then a residual and a ReLU if wanted.
+
+    Twice the same output: the gradients of two readers then need no addition of their own.
+    """
+    running, momentum = (layer.running_mean, layer.running_var), cast(float, layer.momentum)
     if not layer.training:
         y = layer(x)
-        y = y if residual is None else y + residual
-        y = functional.relu(y) if relu else y
-        return y, y
-    assert layer.num_batches_tracked is not None
-    running = (layer.running_mean, layer.running_var)
-    momentum = cast(float, layer.momentum)
-    if triton_support.available() and (x.is_cuda or triton_support.interpreted()):
+    elif triton_support.available() and (x.is_cuda or triton_support.interpreted()):
         return cast(Any, _Normalised).apply(
             x, layer.weight, layer.bias, residual, (*running, layer.num_batches_tracked), momentum, layer.eps, groups,
             relu,
         )  # fmt: skip
-    layer.num_batches_tracked.add_(groups)
-    parts = [
-        functional.batch_norm(part, *running, layer.weight, layer.bias, True, momentum, layer.eps)
-        for part in x.chunk(groups)
-    ]
-    y = torch.cat(parts)
+    else:
+        assert layer.num_batches_tracked is not None
+        layer.num_batches_tracked.add_(groups)
+        y = torch.cat(
+            [
+                functional.batch_norm(part, *running, layer.weight, layer.bias, True, momentum, layer.eps)
+                for part in x.chunk(groups)
+            ]
+        )
     y = y if residual is None else y + residual
     y = functional.relu(y) if relu else y
     return y, y
 
 
 class _Normalised(torch.autograd.Function):
-    """``normalised_twice`` by our kernels."""
+    """``normalised`` by Triton kernels."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -202,7 +205,7 @@ def _plain(function: Callable[[Tensor], Tensor]) -> Piece:
 def _norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, *, relu: bool) -> Piece:
     if layer.momentum is None or not layer.track_running_stats:
         raise _UnknownPartError("a BatchNorm whose running statistics are not a moving average")
-    return lambda x, groups: normalised(x, layer, groups, relu=relu)
+    return lambda x, groups: normalised(x, layer, groups, relu=relu)[0]
 
 
 def _resnet(model: Any) -> Piece:
@@ -214,11 +217,11 @@ def _resnet(model: Any) -> Piece:
         raise _UnknownPartError("a first layer without BatchNorm and ReLU")
     _norm(model.bn1, relu=True)  # to refuse what it refuses
     stem, blocks, pool = _piece(model.conv1), [_block(layer) for layer in layers], _piece(model.global_pool)
-    # Small images go on as they are.
+    # Small images have no max-pooling.
     shrink = None if isinstance(model.maxpool, nn.Identity) else _piece(model.maxpool)
 
     def run(x: Tensor, groups: int) -> Tensor:
-        x, kept = normalised_twice(stem(x, groups), model.bn1, groups, relu=True)
+        x, kept = normalised(stem(x, groups), model.bn1, groups, relu=True)
         if shrink is not None:
             x = kept = shrink(x, groups)
         for block in blocks:
@@ -248,6 +251,6 @@ def _block(block: Any) -> Block:
         kept = kept if shortcut is None else shortcut(kept, groups)
         for piece in inner:
             x = piece(x, groups)
-        return normalised_twice(convolutions[-1](x), norms[-1], groups, kept, relu=True)
+        return normalised(convolutions[-1](x), norms[-1], groups, kept, relu=True)
 
     return run

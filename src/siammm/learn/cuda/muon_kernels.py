@@ -1,9 +1,9 @@
 """Triton kernels for Muon: momentum and what goes into the products, then the matrices turned by what came out.
 
-They work on all matrices at once where these are in memory (``tensor_table``). Gradient and momentum are read once for
+They work on all matrices at once where these are in memory (``addresses.py``). Gradient and momentum are read once for
 the length of the update, once more to write the momentum and the update, of length 1 and in bf16; weight and orthogonal
-update once for their products with each other, and once more to write the weight. That is 38 bytes a parameter, beside
-the products.
+update once for their products with each other, and once more to write the weight. That is 38 bytes per parameter,
+beside the products.
 
 An update is orthogonal whatever the order of its columns. So the memory of a convolution is its matrix, a row for each
 channel that comes out, in either of torch's layouts.
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 # Triton's own types do not describe what its compiler accepts, so its names are Any here, also in annotations.
 # pyright: basic, reportInvalidTypeForm=false
+import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -38,8 +40,7 @@ class TurnKernels:
     def __init__(self, params: Sequence[Tensor]) -> None:
         device, sizes = params[0].device, [p.numel() for p in params]
         self._where = Triples(params)
-        first_T = torch.tensor([0, *sizes]).cumsum(0)
-        self._eighths_T = (first_T // 8).to(device)
+        self._eighths_T = (torch.tensor([0, *sizes]).cumsum(0) // 8).to(device)
         # Products on a GPU are as good for this in bf16.
         self._x, self._o = (
             torch.zeros(sum(sizes), dtype=torch.bfloat16 if params[0].is_cuda else torch.float32, device=device)
@@ -47,16 +48,14 @@ class TurnKernels:
         )
         self._length_P, self._products_P3 = (torch.zeros(self._where.parts.n, n, device=device) for n in (1, 3))
         self._scale_T, self._keep_T, self._move_T = (torch.zeros(len(params), device=device) for _ in range(3))
-        shapes = [(p.shape[0], p.numel() // p.shape[0]) for p in params]
         self.stacks: list[tuple[Tensor, Tensor]] = []
         """Updates and room for the orthogonal ones, of all matrices of each shape."""
         begin = 0
-        while begin < len(shapes):
-            rows, columns = shapes[begin]
-            count = next((n for n, shape in enumerate(shapes[begin:]) if shape != shapes[begin]), len(shapes) - begin)
-            where = slice(int(first_T[begin]), int(first_T[begin + count]))
-            self.stacks.append((self._x[where].view(count, rows, columns), self._o[where].view(count, rows, columns)))
-            begin += count
+        for (rows, columns), alike in itertools.groupby((p.shape[0], p.numel() // p.shape[0]) for p in params):
+            shape = (len(list(alike)), rows, columns)
+            end = begin + math.prod(shape)
+            self.stacks.append((self._x[begin:end].view(shape), self._o[begin:end].view(shape)))
+            begin = end
 
     def __call__(
         self,

@@ -2,9 +2,9 @@
 
 Torch's grouped operations do these in a dozen passes over all parameters, each through memory. Here LARS reads weight
 and gradient once for the norms of each tensor, then weight, gradient and momentum once to write weight and momentum;
-and the momentum encoder follows in one pass. That is 40 bytes a parameter where the grouped operations move 150.
+and the momentum encoder follows in one pass. That is 40 bytes per parameter where the grouped operations move 150.
 
-They work on all tensors at once (``tensor_table``). Sums are added up in a fixed order. They also run under Triton's
+They work on all tensors at once (``addresses.py``). Sums are added up in a fixed order. They also run under Triton's
 interpreter on a CPU, which is how they are tested.
 
 Legend:  T tensors, P parts of tensors;  p weight, g gradient, b momentum, q weight of the momentum encoder.
@@ -60,20 +60,26 @@ class LarsKernels:
 
 
 class FollowKernel:
-    """q moves towards p by a share of the way, for all pairs at once."""
+    """The momentum encoder's weights q move towards p by a share of the way, all pairs at once."""
 
-    def __init__(self, followers: Sequence[Tensor]) -> None:
-        device = followers[0].device
-        self._parts = Parts([q.numel() for q in followers], device)
-        self._q, self._p = (Addresses(len(followers), device) for _ in range(2))
+    def __init__(self) -> None:
+        self._made: tuple[Parts, Addresses, Addresses] | None = None
 
-    def __call__(self, followers: Sequence[Tensor], leaders: Sequence[Tensor], share: Tensor) -> None:
-        """Follow; ``share`` is a 0-d float32 tensor on the device."""
-        parts = self._parts
+    def __call__(self, followers: Sequence[Tensor], leaders: Sequence[Tensor], share: Tensor) -> bool:
+        """Follow, if the kernel fits; whether it does. ``share`` is a 0-d float32 tensor on the device."""
+        if not addresses.supports(followers, leaders):
+            return False
+        if self._made is None:
+            if addresses.capturing():  # making the tables copies from the host
+                return False
+            device, n = followers[0].device, len(followers)
+            self._made = Parts([q.numel() for q in followers], device), Addresses(n, device), Addresses(n, device)
+        parts, q, p = self._made
         _follow[(parts.n,)](
-            self._q.note(followers), self._p.note(leaders), parts.tensor_P, parts.number_P, parts.fours_T, share,
+            q.note(followers), p.note(leaders), parts.tensor_P, parts.number_P, parts.fours_T, share,
             PART=addresses.PART_SIZE, **USUAL,
         )  # fmt: skip
+        return True
 
 
 @jit

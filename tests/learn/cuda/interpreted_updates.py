@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from siammm.learn.cuda import addresses, muon_kernels
+from siammm.learn.cuda.optimisers import FusedLARS, FusedMuon
+from siammm.learn.cuda.update_kernels import FollowKernel
 from siammm.learn.lars import LARS
 from siammm.learn.muon import Muon
 from siammm.learn.networks import Encoder, SiameseNetwork, projector
@@ -67,12 +69,11 @@ def filled(model: nn.Module, seed: int) -> None:
 by_kernels, by_torch = network(0), network(0)
 optimisers: list[Any] = []
 for model in (by_kernels, by_torch):
-    made = build_optimiser("lars", model, lr=torch.tensor(0.3), weight_decay=0.01)
+    made = build_optimiser("lars", model, lr=torch.tensor(0.3), weight_decay=0.01, fused=model is by_kernels)
     for group in made.param_groups:
         group["lr"] = made.param_groups[0]["lr"]
     optimisers.append(made)
 one, other = optimisers
-other._move_by_kernels = lambda *given: False
 
 start = [p.detach().clone() for p in by_kernels.parameters()]
 for step in range(4):
@@ -105,14 +106,19 @@ for layout in (torch.channels_last, torch.contiguous_format):
         for turned in (None, model.encoder.backbone):
             optimisers.append(
                 build_optimiser(
-                    "muon", model, lr=torch.tensor(0.3), weight_decay=0.01, trust_coefficient=0.05, turned=turned
+                    "muon",
+                    model,
+                    lr=torch.tensor(0.3),
+                    weight_decay=0.01,
+                    trust_coefficient=0.05,
+                    turned=turned,
+                    fused=model is by_kernels,
                 )
             )
             for group in optimisers[-1].param_groups:
                 group["lr"] = optimisers[-1].param_groups[0]["lr"]
     for whole in (0, 1):
         one, other = optimisers[whole], optimisers[whole + 2]
-        other._move_by_kernels = other._turn_by_kernels = lambda *given: False
         for step in range(4):
             before = [p.detach().clone() for p in by_kernels.parameters()]
             for model, optimiser in ((by_kernels, one), (by_torch, other)):
@@ -135,9 +141,8 @@ alike = [nn.Parameter(torch.randn(8, 12)), nn.Parameter(torch.randn(12, 8)), nn.
 alike += [nn.Parameter(torch.zeros(8, 12)), nn.Parameter(torch.randn(4, 6))]
 expected = copy.deepcopy(alike)
 for params in (expected, alike):
-    optimiser = Muon([{"params": params, "turned": True}], 0.3, trust_coefficient=0.05)
-    if params is expected:
-        optimiser._turn_by_kernels = lambda *given: False  # pyright: ignore
+    kind = Muon if params is expected else FusedMuon
+    optimiser = kind([{"params": params, "turned": True}], 0.3, trust_coefficient=0.05)
     for number, p in enumerate(params):
         p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(number)) * (number != 2)
     optimiser.step()
@@ -153,9 +158,8 @@ for scale in (None, torch.tensor(4.0)):
     pair = [nn.Parameter(torch.randn(8, 12)), nn.Parameter(torch.randn(12, 8))]
     expected = copy.deepcopy(pair)
     for params in (pair, expected):
-        optimiser = Muon([{"params": params, "turned": True}], 0.3, trust_coefficient=0.05)
-        if params is expected:
-            optimiser._turn_by_kernels = lambda *given: False  # pyright: ignore
+        kind = Muon if params is expected else FusedMuon
+        optimiser = kind([{"params": params, "turned": True}], 0.3, trust_coefficient=0.05)
         for number_of_step, turn in enumerate((0, 1, 0)):
             # One that changes: the same all the time leaves no trace in an update that is made as long as 1.
             optimiser.grad_scale = None if scale is None else scale / (1 + number_of_step)  # pyright: ignore
@@ -166,7 +170,7 @@ for scale in (None, torch.tensor(4.0)):
     check(f"gradients in turn, scale {scale}", all(map(close, pair, expected)))
 odd = nn.Parameter(torch.randn(6, 6))
 odd.grad = torch.randn(6, 6)
-Muon([{"params": [odd], "turned": True}], 0.3).step()
+FusedMuon([{"params": [odd], "turned": True}], 0.3).step()
 check("sizes that are no whole eights are refused", not muon_kernels.supports([odd]))
 check("and columns that come first in memory", not muon_kernels.supports([torch.ones(8, 16).T]))
 
@@ -176,9 +180,7 @@ for zero in ("weight", "gradient"):
     for kernels in (True, False):
         torch.manual_seed(1)
         p = nn.Parameter(torch.zeros(8, 9) if zero == "weight" else torch.randn(8, 9))
-        optimiser = LARS([p], 0.1, weight_decay=0.0)
-        if not kernels:
-            optimiser._move_by_kernels = lambda *given: False  # pyright: ignore
+        optimiser = (FusedLARS if kernels else LARS)([p], 0.1, weight_decay=0.0)
         p.grad = torch.zeros(8, 9) if zero == "gradient" else torch.randn(8, 9)
         optimiser.step()
         check(f"a {zero} of zeros by {'kernels' if kernels else 'torch'}", bool(made_by(optimiser)) == kernels)
@@ -187,7 +189,7 @@ for zero in ("weight", "gradient"):
 
 # Only some have gradients, later others; gradients that lie otherwise in memory go torch's way.
 plain = nn.ParameterList([nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(4, 40))])
-optimiser = LARS(plain.parameters(), 0.1)
+optimiser = FusedLARS(plain.parameters(), 0.1)
 plain[0].grad = torch.ones(8)
 optimiser.step()
 check("what has no gradient stays", torch.equal(plain[1], torch.ones(4, 40)))
@@ -198,7 +200,6 @@ for p, q in zip(expected, plain, strict=True):
     p.grad = q.grad.clone()  # pyright: ignore
 theirs = LARS(expected.parameters(), 0.1)
 theirs.load_state_dict(copy.deepcopy(optimiser.state_dict()))
-theirs._move_by_kernels = lambda *given: False  # pyright: ignore
 optimiser.step()
 theirs.step()
 check("then all move", all(close(p, q) for p, q in zip(plain, expected, strict=True)))
@@ -209,15 +210,16 @@ check("and sizes that are no whole fours", not addresses.supports([torch.ones(5)
 
 # The momentum encoder.
 followed, reference = copy.deepcopy(by_kernels), copy.deepcopy(by_torch)
+followed.follow = FollowKernel()
 for value in (0.99, 0.5, 1.0):
     momentum = torch.tensor(value, dtype=torch.float64)
     followed.update_momentum(momentum)
     reference.update_momentum(float(momentum))
-    check(f"momentum {value} used the kernel", followed._follow is not None and reference._follow is None)
+    check(f"momentum {value} used the kernel", followed.follow._made is not None)
     check(
         f"the momentum encoder follows, {value}",
         all(close(p, q) for p, q in zip(followed.parameters(), reference.parameters(), strict=True)),
     )
-check("a copy makes a kernel of its own", copy.deepcopy(followed)._follow is None)
+check("a copy makes a kernel of its own", copy.deepcopy(followed).follow is None)
 
 sys.exit(1 if failures else 0)

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from siammm.learn.cuda import triton_support
-from siammm.learn.cuda.fused import fused
+from siammm.learn.cuda.fused import fuse, fused
 from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
-from tests.learn.compiled_kernels import interpreted
+from tests.learn.cuda.compiled_kernels import interpreted
 from tests.learn.small_runs import measured, prepared, run_through, small_config, small_images
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def network(backbone: str, *, size: int = 16) -> SiameseNetwork:
@@ -30,7 +30,7 @@ def network(backbone: str, *, size: int = 16) -> SiameseNetwork:
 def test_one_batch_of_two_views_is_two_batches(backbone: str) -> None:
     plain = network(backbone).double()
     joined = copy.deepcopy(plain)
-    assert joined.fuse()
+    assert fuse(joined)
     x_1, x_2 = torch.randn(2, 6, 3, 16, 16, dtype=torch.float64).unbind()
     noise = (torch.randn(6, 16, dtype=torch.float64), torch.randn(6, 16, dtype=torch.float64))
     outputs = []
@@ -51,23 +51,23 @@ def test_one_batch_of_two_views_is_two_batches(backbone: str) -> None:
 
 def test_a_copy_has_layers_of_its_own() -> None:
     model = network("conv-small")
-    assert model.fuse()
+    assert fuse(model)
     x_1, x_2 = torch.randn(2, 6, 3, 16, 16).unbind()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert copied.fuse()
+        assert fuse(copied)
         copied(x_1, x_2).v_1.sum().backward()
         assert all(p.grad is not None for p in copied.encoder.parameters())
     assert all(p.grad is None for p in model.parameters())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert copy.deepcopy(model)._fused == {}
+    assert copy.deepcopy(model).fused == {}
 
 
 def test_evaluation_is_untouched() -> None:
     model = network("conv-small").eval()
     x = torch.randn(2, 4, 3, 16, 16)
     before = model(x[0], x[1])
-    assert model.fuse()
+    assert fuse(model)
     after = model(x[0], x[1])
     for one, two in zip(before[:4], after[:4], strict=True):
         assert torch.equal(one, two)
@@ -77,7 +77,7 @@ def test_evaluation_is_untouched() -> None:
 def test_what_is_not_known_is_left_alone(backbone: str) -> None:
     body = build_backbone(backbone, image_size=32)
     model = SiameseNetwork(Encoder(body, projector(int(body.num_features), hidden=8, out=8)), predictor(8, hidden=8))  # pyright: ignore[reportArgumentType]
-    assert not model.fuse()
+    assert not fuse(model)
 
 
 def test_a_batchnorm_without_a_moving_average_is_left_alone() -> None:

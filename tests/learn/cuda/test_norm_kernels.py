@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from siammm.learn.cuda import norm_kernels
-from tests.learn.compiled_kernels import assembly, needs_a_compiler, registers
+from tests.learn.cuda.compiled_kernels import assembly, needs_a_compiler, registers
 
 pytestmark = needs_a_compiler
 

@@ -14,7 +14,7 @@ import pytest
 
 from siammm.learn.cuda import triton_support
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 # Triton brings one assembler or two, of which the newer reads all that it writes.
 _ASSEMBLERS: list[Path] = []
 if triton_support.triton is not None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from siammm.learn.cuda import addresses, muon_kernels, triton_support, update_kernels
-from tests.learn.compiled_kernels import assembly, interpreted, needs_a_compiler, registers
+from tests.learn.cuda.compiled_kernels import assembly, interpreted, needs_a_compiler, registers
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TABLES = dict.fromkeys(["p_table", "g_table", "b_table", "q_table", "table", "fours"], "*i64")
 TYPES = {
     **TABLES, **dict.fromkeys(["tensors", "numbers"], "*i32"), "momentum": "fp32", "eighths": "*i64", "work": "*bf16",

@@ -1,4 +1,4 @@
-"""The captured step on a GPU: the same training as step by step, on both loaders, and as on the CPU."""
+"""The accelerated update on a GPU: the same training as the plain one, on both loaders, and as on the CPU."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 
 from siammm.data.loader import ResidentLoader, StreamingLoader
 from siammm.data.sources import open_source
-from siammm.learn import muon
-from siammm.learn.cuda import addresses
+from siammm.learn.cuda import addresses, optimisers, update
 from siammm.learn.loop import Training
 from siammm.settings.fields import with_settings
 from siammm.settings.presets import PRESETS
@@ -49,9 +48,10 @@ def losses(device: str, *, captured: bool = True, beside: bool = True, **setting
 @functools.cache  # several tests compare with the same run
 def _losses(device: str, captured: bool, beside: bool, settings: tuple[tuple[str, Any], ...]) -> np.ndarray:
     training = Training(with_settings(PRESETS["cifar"], **dict(settings)), open_source(images()), torch.device(device))
-    training.step._captures &= captured
-    if not beside:
-        training.step._beside = None
+    if training.accelerated is not None:
+        training.accelerated.captures &= captured
+        if not beside:
+            training.accelerated.side_stream = None
     training.run()
     training.close()
     return np.array([[row["loss"], row["instance_loss"], row["cluster_loss"]] for row in training.metrics])
@@ -61,6 +61,31 @@ def _losses(device: str, captured: bool, beside: bool, settings: tuple[tuple[str
 def test_a_captured_step_trains_as_an_uncaptured_one(optimiser: str) -> None:
     settings = {"optimiser": optimiser, "learning_rate": 0.01 if optimiser == "adamw" else 0.1}
     np.testing.assert_allclose(losses("cuda", **settings), losses("cuda", captured=False, **settings), atol=5e-3)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "lars"])
+def test_the_accelerated_update_is_the_plain_one(optimiser: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused, on two streams, captured, by kernels: the losses and the weights of plain torch within rounding."""
+    config = with_settings(PRESETS["cifar"], **(SMALL | {"optimiser": optimiser, "epochs": 1, "fused": True}))
+    losses, weights = [], []
+    start: list[torch.Tensor] = []
+    for accelerated in (True, False):
+        monkeypatch.setattr(update, "available_for", lambda config, device, on=accelerated: on)
+        training = Training(config, open_source(images()), torch.device("cuda"))
+        assert (training.accelerated is not None) == accelerated
+        start = [p.detach().clone() for p in training.network.parameters()]
+        training.run()
+        training.close()
+        assert training.accelerated is None or training.accelerated.graphs
+        losses.append(training.metrics[-1]["loss"])
+        weights.append([p.detach().clone() for p in training.network.parameters()])
+    assert losses[0] == pytest.approx(losses[1], abs=5e-3)
+    # By the way that all weights went together: those that hardly move have only rounding to compare.
+    apart, way = (
+        torch.cat([(one - other).flatten() for one, other in zip(*pair, strict=True)]).norm()
+        for pair in ((weights[0], weights[1]), (weights[1], start))
+    )
+    assert float(apart) < 0.1 * float(way)
 
 
 def test_a_gpu_trains_as_a_cpu() -> None:
@@ -99,11 +124,12 @@ def test_muon_in_a_captured_step_turns_as_in_one_that_is_not(monkeypatch: pytest
     ends: list[list[torch.Tensor]] = []
     start: list[torch.Tensor] = []
     for captured in (True, False):
-        monkeypatch.setattr(muon, "_STREAMS", 4 if captured else 0)
+        monkeypatch.setattr(optimisers, "_STREAMS", 4 if captured else 0)
         settings = {"optimiser": "muon", "learning_rate": 20.0, "epochs": 1}
         config = with_settings(PRESETS["cifar"], **(SMALL | settings))
         training = Training(config, open_source(images()), torch.device("cuda"))
-        training.step._captures &= captured
+        assert training.accelerated is not None
+        training.accelerated.captures &= captured
         matrices = training.optimiser.param_groups[0]["params"]
         start = [p.detach().clone() for p in matrices]
         training.run()

@@ -1,0 +1,87 @@
+"""The end of a run: the mixture settled on the final embeddings, and everything that the run leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from siammm.core import ranks
+from siammm.data.view_settings import ViewSettings
+from siammm.learn.networks import SiameseNetwork
+from siammm.metrics.outliers import outlier_score
+from siammm.mixture.estimator import VonMisesFisherMixture
+from siammm.mixture.groups import Groups
+from siammm.mixture.groups import found as find_groups
+from siammm.settings.training import TrainConfig
+
+if TYPE_CHECKING:
+    from siammm.learn.loop import Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """Everything that a run leaves. What describes clusters is None for a run without them."""
+
+    network: SiameseNetwork
+    config: TrainConfig
+    clean_view: ViewSettings
+    """How an image is read without augmentation."""
+    ids: list[str]
+    """The images, in the order of all rows below."""
+    label_values: np.ndarray | list[str] | None
+    """Their labels, by name where the labels have names; None if the images have no labels."""
+    embeddings: np.ndarray
+    """Embeddings of the images without augmentation, of unit length."""
+    mixture: VonMisesFisherMixture | None = None
+    clusters: np.ndarray | None = None
+    """The cluster of each image."""
+    probability: np.ndarray | None = None
+    """Its share in that cluster."""
+    outlier_score: np.ndarray | None = None
+    groups: Groups | None = None
+    """Which clusters belong together."""
+    merge_nodes: list[int] | None = None
+    """The node of each cluster in the tree of merges."""
+    metrics: list[dict[str, Any]]
+    """What was measured, one row per epoch."""
+
+
+def finish(training: Training) -> Trained:
+    """Settle the mixture on the embeddings of the images without augmentation."""
+    loader, clustering = training.loader, training.clustering
+    embedding_ND = training.clean_embeddings()
+
+    def of_all(rows: Tensor) -> np.ndarray:
+        return ranks.all_gather_rows(rows.to(training.device), training.device).cpu().numpy()
+
+    labels, names = loader.labels, loader.source.label_names
+    trained = Trained(
+        network=training.network,
+        config=training.config,
+        clean_view=training.clean_view,
+        ids=loader.identifiers(),
+        label_values=labels if labels is None or names is None else [names[code] for code in labels],
+        embeddings=of_all(embedding_ND),
+        metrics=training.metrics,
+    )
+    if clustering.components is None:
+        return trained
+    mixture = clustering.finish(training.joined(embedding_ND), embedding_ND)
+    share = mixture.predict_proba(embedding_ND.cpu().numpy()).max(axis=1).toarray().ravel()
+    groups = Groups.none(int(mixture.n_components_))
+    if training.config.clustering.merge == "auto":  # only clusters that are apart by our test form groups
+        index_N2 = of_all(torch.as_tensor(mixture.nearest(embedding_ND)))
+        groups = find_groups(index_N2[:, 0], index_N2[:, -1], int(mixture.n_components_))
+    return replace(
+        trained,
+        mixture=mixture,
+        clusters=of_all(torch.as_tensor(mixture.labels_)),
+        probability=of_all(torch.from_numpy(np.asarray(share, dtype=np.float32))),
+        outlier_score=outlier_score(of_all(torch.as_tensor(mixture.score_samples(embedding_ND)))),
+        groups=groups,
+        merge_nodes=clustering.history.as_tensors()["node"].tolist(),
+    )
