@@ -12,8 +12,8 @@ import torch
 
 from siammm.cli import main, parse
 from siammm.data.sources import open_source
-from siammm.evaluate.evaluation import read_evaluation
 from siammm.learn.networks import build_backbone
+from siammm.runs.evaluation import read_evaluation
 from siammm.settings.commands import CompareConfig, EvaluateConfig
 from tests.data.image_sets import encoded, example_images, write_folder, write_npz
 from tests.test_train_command import SETTINGS

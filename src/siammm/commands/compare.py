@@ -1,8 +1,6 @@
-"""``siammm compare``: evaluations in; one table with the best of each figure marked out."""
+"""``siammm compare``: show evaluations in one table, with the best of each figure marked."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -10,9 +8,10 @@ from rich.table import Table
 
 from siammm.commands.evaluate import figure_text
 from siammm.core.errors import InputError
-from siammm.core.files import unwritable, write_text
-from siammm.evaluate.evaluation import Comparison, Row, read_evaluation
-from siammm.evaluate.evaluation import compare as compared
+from siammm.core.files import check_new_file, new_file
+from siammm.evaluate import comparison as comparisons
+from siammm.evaluate.comparison import Comparison, Row
+from siammm.runs.evaluation import read_evaluation
 from siammm.settings.commands import CompareConfig
 
 
@@ -22,9 +21,9 @@ def compare(config: CompareConfig) -> None:
         raise InputError(
             f"There {'is 1 evaluation' if config.evaluations else 'are no evaluations'} to compare; give two or more."
         )
-    if config.output is not None and config.output.exists() and not (config.output.is_file() and config.overwrite):
-        raise InputError(f"The output {config.output} exists; choose another --output, or add --overwrite.")
-    comparison = compared([read_evaluation(path) for path in config.evaluations])
+    if config.output is not None:
+        check_new_file(config.output, overwrite=config.overwrite)
+    comparison = comparisons.compare([read_evaluation(path) for path in config.evaluations])
     if not comparison.rows:
         raise InputError("The evaluations hold no figures; evaluate again.")
     console = Console(highlight=False)
@@ -32,7 +31,8 @@ def compare(config: CompareConfig) -> None:
     for warning in comparison.warnings:
         console.print(escape(warning), style="yellow")
     if config.output is not None:
-        _write(config.output, markdown(comparison))
+        with new_file(config.output, overwrite=config.overwrite) as (file, _):
+            file.write_text(markdown(comparison), encoding="utf-8")
         console.print(f"Written to [bold]{escape(str(config.output))}[/].")
 
 
@@ -73,11 +73,3 @@ def _texts(row: Row) -> list[str]:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
-    except OSError as error:
-        raise unwritable(f"The output {path}", error, "choose another --output") from error

@@ -15,11 +15,11 @@ from siammm.commands.progress import Bar
 from siammm.core import processes
 from siammm.core.errors import InputError, SiamMMError
 from siammm.core.folders import check_new_folder, new_folder
-from siammm.evaluate import evaluation as record
-from siammm.evaluate.evaluation import Evaluation, Figure, Result
 from siammm.evaluate.measured import Measured
 from siammm.evaluate.prepare import open_transfer, prepared
 from siammm.evaluate.protocols import ProtocolSettings, check, chosen, measure
+from siammm.runs import evaluation as record
+from siammm.runs.evaluation import Evaluation, Figure, Result
 from siammm.runs.subject import ImageSubject, TableSubject, open_subject
 from siammm.settings.commands import EvaluateConfig
 

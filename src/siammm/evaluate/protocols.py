@@ -19,7 +19,6 @@ import numpy as np
 
 from siammm.core.errors import InputError
 from siammm.data.subset import SourceSubset
-from siammm.evaluate.evaluation import Figure, Result
 from siammm.evaluate.measured import Measured, Part
 from siammm.evaluate.multilabel import check_classes, svm_map
 from siammm.evaluate.probe import LINEAR, PLACES205, LinearSettings, linear_probe
@@ -28,6 +27,7 @@ from siammm.metrics.clustering import clustering_scores, mapped_accuracy, puriti
 from siammm.metrics.kmeans import MOST_STEPS, clusters_of, k_means
 from siammm.metrics.knn import RULES, knn_accuracies
 from siammm.metrics.linear import PENALTIES, ProbeResult, linear_scores
+from siammm.runs.evaluation import Figure, Result
 from siammm.runs.subject import ImageSubject, TableSubject
 
 # The paper clusters ImageNet into 25,000; k-means does so too by default where clusters then hold ten images or more.

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from siammm.core.errors import InputError, StoredFileError
 from siammm.core.text import one_line, printable, shown
-from siammm.evaluate import evaluation as record
+from siammm.runs import evaluation as record
 from siammm.report.examples import Rows
 from siammm.report.json_numbers import number
 from siammm.report.schema import Figure, Suspect

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from siammm.core.errors import StoredFileError
-from siammm.evaluate.evaluation import (
+from siammm.evaluate.comparison import compare
+from siammm.runs.evaluation import (
     FILE,
     Evaluation,
     Figure,
     Result,
     commit,
-    compare,
     default_output,
     environment,
     read_evaluation,
