@@ -18,7 +18,7 @@ from siammm.data.loader import open_loader
 from siammm.data.sources import open_source
 from siammm.data.view_settings import views
 from siammm.data.voc import VOC_CLASSES, open_targets, open_voc
-from siammm.evaluate.multilabel import SvmSettings, svm_map
+from siammm.metrics.multilabel import SvmSettings, svm_map
 
 Objects = list[tuple[str, int]]
 

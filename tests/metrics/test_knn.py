@@ -13,6 +13,7 @@ from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
 from siammm.core.errors import InputError
+from siammm.metrics import knn
 from siammm.metrics.knn import RULES, knn_accuracies, knn_accuracy, knn_predict, knn_predictions
 
 N_CLASSES = 4
@@ -24,6 +25,12 @@ def classes(n: int, d: int = 6, seed: int = 0, spread: float = 1.0) -> tuple[np.
     y = rng.integers(0, N_CLASSES, n)
     centres = np.random.default_rng(99).normal(size=(N_CLASSES, d))
     return (centres[y] + spread * rng.normal(size=(n, d))) * rng.uniform(0.1, 10, (n, 1)), y
+
+
+def in_chunks(rows: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Score so many queries at once."""
+    if rows is not None:
+        monkeypatch.setattr(knn, "chunk_rows", lambda *_: rows)
 
 
 def written_out(query: np.ndarray, bank: np.ndarray, labels: np.ndarray, k: int, temperature: float) -> np.ndarray:
@@ -42,10 +49,13 @@ def written_out(query: np.ndarray, bank: np.ndarray, labels: np.ndarray, k: int,
 @pytest.mark.parametrize("k", [1, 2, 5, 59, 60, 200])
 @pytest.mark.parametrize("temperature", [0.02, 0.1, 1.0])
 @pytest.mark.parametrize("chunk", [None, 1, 8, 33, 50])
-def test_equal_to_the_vote_written_out(k: int, temperature: float, chunk: int | None) -> None:
+def test_equal_to_the_vote_written_out(
+    k: int, temperature: float, chunk: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where k is more than the bank's 60, and where the last chunk is short."""
+    in_chunks(chunk, monkeypatch)
     (bank, labels), (query, _) = classes(60, seed=k), classes(33, seed=k + 5000)
-    predicted = knn_predict(query, bank, labels, n_classes=N_CLASSES, k=k, temperature=temperature, chunk=chunk)
+    predicted = knn_predict(query, bank, labels, k=k, temperature=temperature)
     np.testing.assert_array_equal(predicted.numpy(), written_out(query, bank, labels, k, temperature))
 
 
@@ -67,10 +77,11 @@ def test_equal_to_scikit_learns(k: int, temperature: float) -> None:
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 7, 1000])
-def test_leave_one_out_takes_each_query_out_of_the_bank(chunk: int | None) -> None:
+def test_leave_one_out_takes_each_query_out_of_the_bank(chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_chunks(chunk, monkeypatch)
     x, y = classes(50)
     expected = [written_out(x[i : i + 1], np.delete(x, i, 0), np.delete(y, i), 5, 0.1)[0] for i in range(len(x))]
-    predicted = knn_predict(x, x, y, n_classes=N_CLASSES, k=5, leave_one_out=True, chunk=chunk)
+    predicted = knn_predict(x, x, y, k=5, leave_one_out=True)
     np.testing.assert_array_equal(predicted.numpy(), expected)
 
 
@@ -127,7 +138,7 @@ def test_hot_votes_are_a_plain_majority_and_ties_go_to_the_smallest_label() -> N
 
 def test_classes_that_the_bank_lacks_are_never_predicted_and_count_as_wrong() -> None:
     x = classes(30)[0]
-    predicted = knn_predict(x, x, np.zeros(30, int), n_classes=10)
+    predicted = knn_predict(x, x, np.zeros(30, int))
     assert (predicted == 0).all()
     assert knn_accuracy(x, np.full(30, 9), x, np.zeros(30, int)) == 0
 
@@ -185,19 +196,20 @@ X, Y = classes(10)
     ("call", "says"),
     [
         (lambda: knn_predict(X[:, :3], X, Y), "queries have 3 dimensions and the bank 6"),
-        (lambda: knn_predict(X[0], X, Y), r"query has the shape \(6,\)"),
-        (lambda: knn_predict(X, X[:0], Y[:0]), r"bank has the shape \(0, 6\)"),
-        (lambda: knn_predict(X, X.astype(int), Y), "bank holds torch.int64, but embeddings are floating-point"),
-        (lambda: knn_predict(X, np.where(X.mean() < X, np.nan, X), Y), "of the 10 rows of bank hold NaN or infinity"),
+        (lambda: knn_predict(X[0], X, Y), r"The query embeddings have the shape \(6,\)"),
+        (lambda: knn_predict(X, X[:0], Y[:0]), r"The bank embeddings have the shape \(0, 6\)"),
+        (lambda: knn_predict(X, X.astype(int), Y), "The bank embeddings are torch.int64, but floating-point"),
+        (
+            lambda: knn_predict(X, np.where(X.mean() < X, np.nan, X), Y),
+            "10 rows of the bank embeddings hold NaN",
+        ),
         (lambda: knn_predict(X, X, Y[:4]), r"bank_labels has the shape \(4,\), but there are 10 embeddings"),
         (lambda: knn_predict(X, X, Y.astype(float)), "bank_labels holds torch.float64, but labels are whole numbers"),
         (lambda: knn_predict(X, X, Y - 9), "bank_labels holds -9, but labels start at 0"),
-        (lambda: knn_predict(X, X, Y * 0 + 7, n_classes=7), "holds 7, but with 7 classes the largest is 6"),
         (lambda: knn_predict(X, X, Y, k=0), "k is 0"),
         (lambda: knn_predict(X, X, Y, temperature=0.0), "temperature is 0.0"),
-        (lambda: knn_predict(X, X, Y, chunk=0), "chunk is 0"),
         (lambda: knn_predict(X[:4], X, Y, leave_one_out=True), "leave_one_out has 4 queries for a bank of 10"),
-        (lambda: knn_predict(X[:1], X[:1], Y[:1], leave_one_out=True), "two at least"),
+        (lambda: knn_predict(X[:1], X[:1], Y[:1], leave_one_out=True), "at least two"),
         (lambda: knn_accuracy(X, Y[:3], X, Y), r"query_labels has the shape \(3,\)"),
     ],
 )
@@ -212,7 +224,7 @@ def test_rules_share_one_search(leave_one_out: bool) -> None:
     bank, labels = classes(400)
     query, wanted = (bank, labels) if leave_one_out else classes(70, seed=1)
     rules = (*RULES, (1, 0.1), (1000, 0.5))
-    together = knn_predictions(query, bank, labels, rules, leave_one_out=leave_one_out, chunk=33)
+    together = knn_predictions(query, bank, labels, rules, leave_one_out=leave_one_out)
     for (k, temperature), found in zip(rules, together, strict=True):
         alone = knn_predict(query, bank, labels, k=k, temperature=temperature, leave_one_out=leave_one_out)
         assert torch.equal(found, alone)

@@ -13,12 +13,11 @@ from sklearn.preprocessing import StandardScaler
 
 from siammm.core.errors import InputError
 from siammm.metrics.knn import knn_accuracy
+from siammm.metrics.labels import even_folds, numbered_together
 from siammm.metrics.linear import (
-    even_folds,
     fit_linear,
     linear_accuracy,
     linear_scores,
-    numbered_together,
     out_of_fold_probabilities,
     top_accuracies,
 )
@@ -63,18 +62,17 @@ def test_equal_to_scikit_learn_with_the_same_penalty(digits: Digits, penalty: fl
     scaler, expected = peer(train, labels, penalty)
     fitted = fit_linear(train, labels, penalties=[penalty])
     np.testing.assert_allclose(
-        fitted.probabilities(test).numpy(),
+        fitted.logits(test).softmax(dim=1).numpy(),
         expected.predict_proba(scaler.transform(test.double().numpy())),
         atol=2e-3,
     )
     assert fitted.penalty == penalty
-    assert torch.equal(fitted.predict(test), fitted.logits(test).argmax(dim=1))
 
 
 def test_the_scale_and_place_of_features_make_no_difference(digits: Digits) -> None:
     train, labels, test, test_labels = digits
-    plain = linear_accuracy(train, labels, test, test_labels, penalties=(1e-3,))
-    moved = linear_accuracy(100 * train + 7, labels, 100 * test + 7, test_labels, penalties=(1e-3,))
+    plain = linear_scores(train, labels, test, test_labels, penalties=(1e-3,)).top1
+    moved = linear_scores(100 * train + 7, labels, 100 * test + 7, test_labels, penalties=(1e-3,)).top1
     assert moved == pytest.approx(plain, abs=0.002)
 
 
@@ -89,7 +87,7 @@ def test_many_features_are_judged_by_a_tenth(digits: Digits) -> None:
 def test_test_labels_choose_nothing(digits: Digits) -> None:
     train, labels, test, test_labels = (part[:300] for part in digits)
     one = linear_scores(train, labels, test, test_labels, penalties=(1e-3, 1e-1))
-    assert linear_accuracy(train, labels, test, test_labels, penalties=(1e-3, 1e-1)) == one.top1
+    assert linear_accuracy(train, labels, test, test_labels) == linear_scores(train, labels, test, test_labels).top1
     other = linear_scores(train, labels, test, (test_labels + 1) % 10, penalties=(1e-3, 1e-1))
     assert one.recipe == other.recipe
 
@@ -106,10 +104,10 @@ def test_labels_may_be_names_and_top_five_needs_more_than_five_classes(digits: D
 
 def test_numbers_with_gaps_and_a_class_that_only_the_test_has(digits: Digits) -> None:
     train, labels, test, test_labels = (part[:300] for part in digits)
-    plain = linear_accuracy(train, labels, test, test_labels, penalties=(1e-2,))
-    assert linear_accuracy(train, labels * 100, test, test_labels * 100, penalties=(1e-2,)) == plain
+    plain = linear_scores(train, labels, test, test_labels, penalties=(1e-2,)).top1
+    assert linear_scores(train, labels * 100, test, test_labels * 100, penalties=(1e-2,)).top1 == plain
     known = labels != 3
-    without = linear_accuracy(train[known], labels[known], test, test_labels, penalties=(1e-2,))
+    without = linear_scores(train[known], labels[known], test, test_labels, penalties=(1e-2,)).top1
     assert without <= 1 - float((test_labels == 3).double().mean())
 
 
@@ -153,7 +151,7 @@ def test_a_label_is_not_seen_by_what_judges_it() -> None:
     x, y = rng.normal(size=(200, 300)), rng.integers(0, 2, 200)
     found = out_of_fold_probabilities(x, y, penalties=(1e-4, 1e-2)).argmax(dim=1).numpy() == y
     assert found.mean() < 0.62
-    assert float((fit_linear(x, y, penalties=(1e-4,)).predict(x).numpy() == y).mean()) == 1
+    assert float((fit_linear(x, y, penalties=(1e-4,)).logits(x).argmax(dim=1).numpy() == y).mean()) == 1
 
 
 def test_a_class_of_one_feature_and_one_of_none(digits: Digits) -> None:
@@ -172,7 +170,7 @@ def test_a_class_of_one_feature_and_one_of_none(digits: Digits) -> None:
 
 def test_what_cannot_be_probed_is_refused(digits: Digits) -> None:
     train, labels, test, test_labels = digits
-    with pytest.raises(InputError, match="same number of columns"):
+    with pytest.raises(InputError, match="64 columns and the test features 5"):
         linear_accuracy(train, labels, test[:, :5], test_labels)
     with pytest.raises(InputError, match="needs 20 or more"):
         linear_accuracy(train[:10], labels[:10], test, labels.new_zeros(len(test)) + labels[0])
@@ -182,31 +180,31 @@ def test_what_cannot_be_probed_is_refused(digits: Digits) -> None:
     ("change", "message"),
     [
         (
-            {"train_labels_N": torch.zeros(300, dtype=torch.int64), "test_labels_Q": torch.zeros(300).long()},
+            {"train_labels": torch.zeros(300, dtype=torch.int64), "test_labels": torch.zeros(300).long()},
             "one class",
         ),
-        ({"train_labels_N": None}, "The training images have no labels"),
-        ({"test_labels_Q": None}, "The test images have no labels"),
-        ({"train_labels_N": torch.arange(300) % 3 - 1}, "100 of the 300 training images have no label"),
-        ({"train_labels_N": [0, 1, -1, None] * 75}, "150 of the 300 training images have no label"),
-        ({"test_labels_Q": ["a", None, ""] * 100}, "200 of the 300 test images have no label"),
-        ({"train_labels_N": torch.arange(299)}, "299 labels for 300 training images"),
+        ({"train_labels": None}, "The training images have no labels"),
+        ({"test_labels": None}, "The test images have no labels"),
+        ({"train_labels": torch.arange(300) % 3 - 1}, "100 of the 300 training images have no label"),
+        ({"train_labels": [0, 1, -1, None] * 75}, "150 of the 300 training images have no label"),
+        ({"test_labels": ["a", None, ""] * 100}, "200 of the 300 test images have no label"),
+        ({"train_labels": torch.arange(299)}, "299 labels for 300 training images"),
         (
-            {"train_labels_N": torch.arange(300), "test_labels_Q": torch.arange(1, 301)},
+            {"train_labels": torch.arange(300), "test_labels": torch.arange(1, 301)},
             "300 training images for 301 classes",
         ),
-        ({"train_ND": torch.full((300, 64), torch.nan)}, "300 of the 300 rows of the training features hold NaN"),
-        ({"train_ND": torch.zeros(300)}, "one row of numbers for each image"),
+        ({"train": torch.full((300, 64), torch.nan)}, "300 of the 300 rows of the training features hold NaN"),
+        ({"train": torch.zeros(300)}, "one row of numbers per image"),
         ({"penalties": ()}, "one or more"),
     ],
 )
 def test_in_one_sentence(digits: Digits, change: dict[str, Any], message: str) -> None:
     train, labels, test, test_labels = (part[:300] for part in digits)
     given: dict[str, Any] = {
-        "train_ND": train,
-        "train_labels_N": labels,
-        "test_QD": test,
-        "test_labels_Q": test_labels,
+        "train": train,
+        "train_labels": labels,
+        "test": test,
+        "test_labels": test_labels,
         "penalties": (1e-2,),
     }
     with pytest.raises(InputError, match=message) as caught:
@@ -226,8 +224,6 @@ def test_fits_are_refused_too(digits: Digits) -> None:
             fit_linear(train, given)
     with pytest.raises(InputError, match="with 5 classes the largest is 4"):
         fit_linear(train, labels, n_classes=5)
-    with pytest.raises(InputError, match="folds is 1"):
-        out_of_fold_probabilities(train, labels, folds=1)
     with pytest.raises(InputError, match="5 columns, but the classifier was fitted on 64"):
         fit_linear(train, labels, penalties=(1e-1,)).logits(train[:, :5])
 

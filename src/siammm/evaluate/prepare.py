@@ -21,8 +21,7 @@ from siammm.data.subset import SourceSubset
 from siammm.data.voc import MultiLabelSet, open_targets, open_voc
 from siammm.evaluate.measured import Measured, Part, Progress, silent
 from siammm.evaluate.split import HELD_OUT, aligned_labels, held_out, n_shared
-from siammm.metrics.clustering import label_codes
-from siammm.metrics.linear import below_zero
+from siammm.metrics.labels import below_zero, label_codes
 from siammm.runs.subject import ImageSubject, Subject, TableSubject
 from siammm.settings.training import DataConfig
 

@@ -29,7 +29,8 @@ from siammm.evaluate.supervised import (
     labelled,
     linear_head,
 )
-from siammm.metrics.linear import Labels, ProbeResult
+from siammm.metrics.labels import Labels
+from siammm.metrics.linear import ProbeResult
 
 __all__ = ["LINEAR", "PLACES205", "LinearSettings", "ProbeResult", "linear_probe"]
 

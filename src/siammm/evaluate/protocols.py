@@ -20,13 +20,13 @@ import numpy as np
 from siammm.core.errors import InputError
 from siammm.data.subset import SourceSubset
 from siammm.evaluate.measured import Measured, Part
-from siammm.evaluate.multilabel import check_classes, svm_map
 from siammm.evaluate.probe import LINEAR, PLACES205, LinearSettings, linear_probe
 from siammm.evaluate.semi import FineTuneSettings, fine_tune, labelled_subset, listed_subset, settings_for
 from siammm.metrics.clustering import clustering_scores, mapped_accuracy, purities
 from siammm.metrics.kmeans import MOST_STEPS, clusters_of, k_means
 from siammm.metrics.knn import RULES, knn_accuracies
 from siammm.metrics.linear import PENALTIES, ProbeResult, linear_scores
+from siammm.metrics.multilabel import check_classes, svm_map
 from siammm.runs.evaluation import Figure, Result
 from siammm.runs.subject import ImageSubject, TableSubject
 

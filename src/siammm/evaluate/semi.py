@@ -35,8 +35,8 @@ from siammm.evaluate.supervised import (
     linear_head,
     rows,
 )
-from siammm.metrics.clustering import label_codes
-from siammm.metrics.linear import Labels, ProbeResult, labels_as_array, numbered_together
+from siammm.metrics.labels import Labels, label_codes, labels_as_array, numbered_together
+from siammm.metrics.linear import ProbeResult
 
 __all__ = [
     "ONE_PERCENT",

@@ -26,7 +26,8 @@ from siammm.data.decode import MAX_BAD_IMAGES
 from siammm.data.loader import Batch, Loader, LoaderKind, Progress, ResidentLoader, open_loader
 from siammm.data.randomness import permutation
 from siammm.data.source import Source
-from siammm.metrics.linear import Labels, check_classes, numbered_together, top_accuracies
+from siammm.metrics.labels import Labels, check_classes, numbered_together
+from siammm.metrics.linear import top_accuracies
 
 Channels = tuple[float, float, float]
 

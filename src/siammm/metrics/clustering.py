@@ -1,9 +1,8 @@
 """How well clusters agree with labels.
 
-Two accuracies are always given together, because the literature uses both under one name: Hungarian matching gives
-every class at most one cluster, and the majority vote gives every cluster its commonest class, which any clustering can
-drive to 1 by having as many clusters as samples. AMI and ARI correct for chance and can be compared between different
-numbers of clusters; NMI cannot.
+Two accuracies are always given together, because papers use both under one name: Hungarian matching gives every class
+at most one cluster; the majority vote gives every cluster its commonest class, and reaches 1 with as many clusters as
+samples. AMI and ARI correct for chance and can be compared between different numbers of clusters; NMI cannot.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from scipy.stats import entropy
 from sklearn.metrics import adjusted_rand_score, mutual_info_score, normalized_mutual_info_score
 
 from siammm.core.errors import InputError
+from siammm.metrics.labels import label_codes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class ClusteringScores:
     hungarian_accuracy: float
     """Share of samples that are right when clusters and classes are matched one to one, in the best way."""
     majority_accuracy: float
-    """Share of samples that are right when every cluster stands for its commonest class."""
+    """Share of samples that are right when every cluster predicts its commonest class."""
     n_classes: int
     """Different labels among the scored samples."""
     n_clusters: int
@@ -43,7 +43,7 @@ class ClusteringScores:
     n_samples: int
     """Samples that were scored."""
     n_unlabelled: int
-    """Samples that were left out because their label is missing."""
+    """Samples left out because their label is missing."""
 
 
 def clustering_scores(
@@ -70,7 +70,7 @@ def clustering_scores(
 
 @dataclass(frozen=True, kw_only=True)
 class Purities:
-    """Where majority accuracy comes from: the classes that clusters see, and the clusters that see one class."""
+    """Purity of each class and of each cluster."""
 
     classes: list[Any]
     """The labels, in the order of the two lists below."""
@@ -166,30 +166,6 @@ def _commonest(counts_CK: sparse.csr_array) -> np.ndarray:
     return commonest_K
 
 
-def label_codes(labels: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, list[Any]]:
-    """Labels as integers from 0, with -1 for a missing one, and the list of labels that they stand for."""
-    values = labels if isinstance(labels, np.ndarray) else _objects(labels)
-    if values.ndim != 1:
-        raise InputError(f"The labels have {values.ndim} dimensions, but one label a sample is needed; flatten them.")
-    if values.dtype.kind in "iub":
-        classes, codes = np.unique(values, return_inverse=True)
-        return codes, classes.tolist()
-    # A dictionary is several times faster than sorting strings, and takes any mixture of types.
-    found: dict[Any, int] = {}
-    codes = np.fromiter(
-        (-1 if v is None or v == "" or v != v else found.setdefault(v, len(found)) for v in values.tolist()),
-        dtype=np.int64,
-        count=len(values),
-    )
-    return codes, list(found)
-
-
-def _objects(labels: Sequence[Any]) -> np.ndarray:
-    values = np.empty(len(labels), dtype=object)
-    values[:] = list(labels)
-    return values
-
-
 def _shape(counts_CK: sparse.csr_array) -> tuple[int, int]:
     """Classes and clusters; scipy's stubs do not know that a matrix has two dimensions."""
     rows, columns = counts_CK.shape  # pyright: ignore
@@ -254,17 +230,9 @@ def _expected_mutual_information(class_sizes: np.ndarray, cluster_sizes: np.ndar
         which = np.repeat(np.arange(len(sizes_b)), widths)
         shared = low[which] + np.arange(len(which)) - np.repeat(np.cumsum(widths) - widths, widths)
         b = sizes_b[which]
-        log_chance = (
-            log_factorial[a]
-            + log_factorial[b]
-            + log_factorial[n - a]
-            + log_factorial[n - b]
-            - log_factorial[n]
-            - log_factorial[shared]
-            - log_factorial[a - shared]
-            - log_factorial[b - shared]
-            - log_factorial[n - a - b + shared]
-        )
+        above = log_factorial[a] + log_factorial[b] + log_factorial[n - a] + log_factorial[n - b]
+        below = log_factorial[n] + log_factorial[shared] + log_factorial[a - shared] + log_factorial[b - shared]
+        log_chance = above - below - log_factorial[n - a - b + shared]
         terms = np.exp(log_chance) * (shared / n) * np.log(n * shared / (float(a) * b))
         total += times * float(terms @ times_b[which])
     return total

@@ -1,11 +1,11 @@
-"""Images with several labels each: one linear SVM a class on frozen features, judged by average precision.
+"""Images with several labels each: one linear SVM per class on frozen features, scored by average precision.
 
 The recipe for VOC07 of Goyal et al. (2019) and VISSL, which the paper takes over from PIRL: features of unit length, a
 squared hinge loss that counts a positive twice, and for each class the cost with the best average precision in
 three-fold cross-validation on the training images. Test images choose nothing.
 
-Targets are 1 for a class that is there, 0 for one that is not, and -1 for one that is neither: VOC's *difficult*
-objects, which are left out of training and of judging.
+Targets are 1 for a class that is there, 0 for one that is not, and -1 for one that is ignored in training and scoring,
+such as VOC's *difficult* objects.
 
 Legend:  N images, D dimensions, C classes, T different scores.
 """
@@ -13,22 +13,23 @@ Legend:  N images, D dimensions, C classes, T different scores.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.svm import LinearSVC
+from sklearn.metrics import average_precision_score, precision_recall_curve
 from torch import Tensor
 
+from siammm.core.checks import check_at_least, check_positive
 from siammm.core.errors import InputError
-from siammm.data.decode import default_threads
-from siammm.data.loader import Progress
-from siammm.metrics.linear import even_folds
+from siammm.metrics.labels import Array, even_folds, matrix, same_width
 
-Array = Tensor | np.ndarray
+if TYPE_CHECKING:
+    from sklearn.svm import LinearSVC
 
 POSITIVE, NEGATIVE, IGNORED = 1, 0, -1
 VOC07_POINTS = 11
@@ -39,13 +40,13 @@ class SvmSettings:
     """How the SVMs are trained; the defaults are VISSL's for VOC07."""
 
     costs: tuple[float, ...] = (0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0)
-    """What errors cost against the size of the weights; each class takes the best. A single one is taken as it is."""
+    """Values of the SVM's C to choose from, for each class by itself."""
     folds: int = 3
-    """Parts of the training images that judge a cost in turn."""
+    """Folds of the cross-validation that chooses."""
     positive_weight: float = 2.0
-    """How often a positive image counts."""
+    """The weight of a positive image."""
     normalise: bool = True
-    """Whether features are brought to unit length."""
+    """Whether features are scaled to unit length."""
     max_iter: int = 2000
     """Steps of the solver."""
 
@@ -53,12 +54,9 @@ class SvmSettings:
         """Refuse what cannot be fitted."""
         if not self.costs or not all(0 < cost < np.inf for cost in self.costs):
             raise InputError(f"costs is {self.costs}, but there must be one or more, all above 0.")
-        if self.folds < 2:
-            raise InputError(f"folds is {self.folds}, but it must be at least 2.")
-        if not 0 < self.positive_weight < np.inf:
-            raise InputError(f"positive_weight is {self.positive_weight!r}, but it must be above 0.")
-        if self.max_iter < 1:
-            raise InputError(f"max_iter is {self.max_iter}, but it must be at least 1.")
+        check_at_least("folds", self.folds, 2)
+        check_positive("positive_weight", self.positive_weight)
+        check_at_least("max_iter", self.max_iter, 1)
 
 
 VOC07 = SvmSettings()
@@ -72,15 +70,15 @@ class MultiLabelResult:
     """Average precision of every class and their mean, between 0 and 1."""
 
     mean_average_precision: float
-    """The mean over the classes of the whole area under precision and recall, as scikit-learn computes it."""
+    """The mean over the classes of the area under precision and recall, as scikit-learn computes it."""
     mean_average_precision_11: float
-    """The same by VOC07's own rule, the mean of the best precision at 11 levels of recall."""
+    """The same by VOC07's rule: the mean of the best precision at 11 levels of recall."""
     average_precision: dict[str, float]
     """By class."""
     average_precision_11: dict[str, float]
     """By class, with VOC07's rule."""
     costs: dict[str, float]
-    """What cross-validation chose for each class."""
+    """Chosen by cross-validation, by class."""
     n_unconverged: int
     """Classes whose solver was stopped by max_iter."""
     n_train: int
@@ -92,34 +90,27 @@ class MultiLabelResult:
 
 
 def average_precision(scores: Array, targets: Array, *, points: int | None = None) -> float:
-    """How well the scores of one class put the images that have it before those that have it not.
+    """How well the scores of one class rank the images that have it before those that do not.
 
     The area under precision and recall as ``sklearn.metrics.average_precision_score`` sums it. With ``points``, the
-    mean of the best precision at or beyond that many levels of recall from 0 to 1: 11 is VOC07's rule. Images of equal
-    score are taken together, and those whose target is -1 not at all.
+    mean of the best precision at or beyond that many levels of recall from 0 to 1: 11 is VOC07's rule. Images whose
+    target is -1 are ignored.
     """
     score_N, target_N = _numbers(scores).astype(np.float64), check_targets(targets, ndim=1)
     if score_N.shape != target_N.shape:
         raise InputError(f"There are {len(score_N)} scores for {len(target_N)} targets; give one for each.")
-    if points is not None and points < 2:
-        raise InputError(f"points is {points}, but recall has 2 levels or more; VOC07 has 11.")
     if not np.isfinite(score_N).all():
         raise InputError(f"{int((~np.isfinite(score_N)).sum())} of the {len(score_N)} scores are NaN or infinite.")
     counted = target_N != IGNORED
     score_N, positive_N = score_N[counted], target_N[counted] == POSITIVE
-    n_positive = int(positive_N.sum())
-    if n_positive == 0:
+    if not positive_N.any():
         raise InputError(f"None of the {len(score_N)} images has the class, so its average precision is not defined.")
-    order = np.argsort(-score_N, kind="stable")
-    last_T = np.append(np.flatnonzero(np.diff(score_N[order])), len(order) - 1)
-    found_T = np.cumsum(positive_N[order])[last_T]
-    precision_T = found_T / (last_T + 1)
     if points is None:
-        return float(np.diff(found_T, prepend=0) @ precision_T / n_positive)
-    best_T = np.maximum.accumulate(precision_T[::-1])[::-1]
-    # In whole numbers: a recall of 3 in 10 is the level 0.3, whatever the two look like in floating point.
-    first = [np.searchsorted(found_T * (points - 1), level * n_positive) for level in range(points)]
-    return float(best_T[first].mean())
+        return float(average_precision_score(positive_N, score_N))
+    precision_T, recall_T, _ = precision_recall_curve(positive_N, score_N)
+    # Without scikit-learn's last point, which is at recall 0 and no image's; recall 3 / 10 counts as the level 0.3.
+    at_TP = recall_T[:-1, None] >= np.linspace(0, 1, points) - 1e-9
+    return float(np.where(at_TP, precision_T[:-1, None], 0).max(axis=0).mean())
 
 
 def svm_map(
@@ -131,19 +122,19 @@ def svm_map(
     *,
     class_names: Sequence[str] | None = None,
     seed: int = 0,
-    threads: int | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> MultiLabelResult:
-    """Train one SVM a class on features (N, D) and targets (N, C), and judge them on others.
+    """Train one SVM per class on features (N, D) and targets (N, C), and score them on test features.
 
-    ``progress`` is told the classes done and to be done. Classes are fitted side by side, on ``threads`` threads.
+    ``progress`` is called with the number of classes done and their total. Classes are fitted in threads.
     """
-    train_ND, test_ND = _features("training", train_features), _features("test", test_features)
-    if train_ND.shape[1] != test_ND.shape[1]:
-        raise InputError(
-            f"The training features have {train_ND.shape[1]} columns and the test features {test_ND.shape[1]}; embed "
-            "both with the same encoder."
-        )
+    # liblinear computes in double precision: converted once, and not for every fit.
+    train, test = (
+        matrix(f"The {part} features", features, torch.float64).cpu()
+        for part, features in (("training", train_features), ("test", test_features))
+    )
+    same_width(train, test)
+    train_ND, test_ND = train.numpy(), test.numpy()
     train_NC, test_NC = check_targets(train_targets, ndim=2), check_targets(test_targets, ndim=2)
     for part, targets_NC, rows_ND in (("training", train_NC, train_ND), ("test", test_NC, test_ND)):
         if len(targets_NC) != len(rows_ND):
@@ -162,8 +153,8 @@ def svm_map(
         return cost, bool(np.max(svm.n_iter_) < settings.max_iter), svm.decision_function(test_ND)
 
     fitted: list[tuple[float, bool, np.ndarray]] = []
-    with warnings.catch_warnings(), ThreadPoolExecutor(threads or default_threads()) as pool:
-        # It is counted instead. liblinear lets go of the interpreter while it solves, so threads are enough.
+    with warnings.catch_warnings(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        # It is counted instead. liblinear releases the interpreter lock while it solves, so threads are enough.
         warnings.simplefilter("ignore", ConvergenceWarning)
         for found in pool.map(one, range(len(names))):
             fitted.append(found)
@@ -195,7 +186,7 @@ def check_targets(targets: Array, *, ndim: int) -> np.ndarray:
     """Targets as int8 with 1, 0 and -1 alone; booleans are 1 and 0."""
     values = _numbers(targets)
     if values.ndim != ndim:
-        shape = "one row for each image and a column for each class" if ndim == 2 else "one for each image"
+        shape = "a row for each image and a column for each class" if ndim == 2 else "one per image"
         raise InputError(f"The targets have the shape {values.shape}, but {shape} is needed.")
     known = np.isin(values, (POSITIVE, NEGATIVE, IGNORED))
     if not known.all():
@@ -244,22 +235,17 @@ def _best_cost(x_ND: np.ndarray, positive_N: np.ndarray, settings: SvmSettings, 
     ]
     if not folds:
         return min(settings.costs, key=lambda cost: abs(np.log(cost)))
-    precision = {
-        cost: np.mean(
-            [
-                average_precision(
-                    _svm(cost, settings).fit(x_ND[~held], positive_N[~held]).decision_function(x_ND[held]),
-                    positive_N[held],
-                )
-                for held in folds
-            ]
-        )
-        for cost in settings.costs
-    }
-    return max(sorted(precision), key=lambda cost: precision[cost])
+
+    def precision(cost: float, held: np.ndarray) -> float:
+        svm = _svm(cost, settings).fit(x_ND[~held], positive_N[~held])
+        return average_precision(svm.decision_function(x_ND[held]), positive_N[held])
+
+    return max(sorted(settings.costs), key=lambda cost: np.mean([precision(cost, held) for held in folds]))
 
 
 def _svm(cost: float, settings: SvmSettings) -> LinearSVC:
+    from sklearn.svm import LinearSVC
+
     return LinearSVC(
         C=cost,
         class_weight={True: settings.positive_weight, False: 1.0},
@@ -270,18 +256,6 @@ def _svm(cost: float, settings: SvmSettings) -> LinearSVC:
 
 def _numbers(values: Array) -> np.ndarray:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-
-
-def _features(part: str, features: Array) -> np.ndarray:
-    values = _numbers(features.float() if isinstance(features, Tensor) else features)
-    if values.ndim != 2 or 0 in values.shape:
-        raise InputError(f"The {part} features have the shape {values.shape}, but one row for each image is needed.")
-    # liblinear computes in double precision: converted once, and not for every fit.
-    values = np.ascontiguousarray(values, dtype=np.float64)
-    bad = int((~np.isfinite(values)).any(axis=1).sum())
-    if bad:
-        raise InputError(f"{bad} of the {len(values)} rows of {part} features hold NaN or infinity; leave them out.")
-    return values
 
 
 def _unit(x_ND: np.ndarray) -> np.ndarray:

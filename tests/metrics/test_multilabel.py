@@ -13,7 +13,7 @@ from sklearn.metrics import average_precision_score
 from sklearn.svm import LinearSVC
 
 from siammm.core.errors import InputError
-from siammm.evaluate.multilabel import SvmSettings, average_precision, svm_map
+from siammm.metrics.multilabel import SvmSettings, average_precision, svm_map
 
 
 def tasks(n: int, d: int = 12, c: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -109,7 +109,7 @@ def test_agrees_with_scikit_learn_at_the_same_cost(cost: float, difficult: bool)
     if difficult:
         y[np.random.default_rng(2).random(y.shape) < 0.1] = -1
         test_y[np.random.default_rng(3).random(test_y.shape) < 0.1] = -1
-    result = svm_map(x, y, test, test_y, SvmSettings(costs=(cost,)), threads=1)
+    result = svm_map(x, y, test, test_y, SvmSettings(costs=(cost,)))
     assert result.mean_average_precision == pytest.approx(peer_map(x, y, test, test_y, cost), abs=1e-6)
     assert set(result.costs.values()) == {cost}
     assert result.n_unconverged == 0
@@ -132,11 +132,11 @@ def test_cross_validation_chooses_without_the_test() -> None:
     assert result.mean_average_precision > 2 * test_y.mean()
 
 
-def test_the_same_whatever_the_threads_and_the_order_of_classes() -> None:
+def test_the_order_of_classes_does_not_matter() -> None:
     (x, y), (test, test_y) = tasks(90), tasks(90, seed=1)
     settings = SvmSettings(costs=(0.1, 1.0))
-    one = svm_map(x, y, test, test_y, settings, threads=1)
-    other = svm_map(x, y[:, ::-1], test, test_y[:, ::-1], settings, threads=3, class_names=["3", "2", "1", "0"])
+    one = svm_map(x, y, test, test_y, settings)
+    other = svm_map(x, y[:, ::-1], test, test_y[:, ::-1], settings, class_names=["3", "2", "1", "0"])
     assert one.average_precision == other.average_precision
 
 
@@ -180,7 +180,7 @@ def test_progress_counts_classes() -> None:
         ({"train_targets": np.zeros(60, int)}, "a column for each class"),
         ({"train_targets": np.full((60, 4), 3)}, "The targets hold"),
         ({"test_features": np.zeros((60, 5))}, "embed both with the same encoder"),
-        ({"train_features": np.full((60, 12), np.nan)}, "60 of the 60 rows of training features hold NaN"),
+        ({"train_features": np.full((60, 12), np.nan)}, "60 of the 60 rows of the training features hold NaN"),
         ({"class_names": ["a", "b", "c"]}, "3 names for 4 classes"),
     ],
 )
