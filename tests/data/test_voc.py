@@ -284,7 +284,3 @@ def test_tables_that_cannot_be_read(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "odd.csv").write_text("filename,fur\na.jpg,1\nb.jpg,7\nc.jpg,0\n")
     with pytest.raises(InputError, match=r"Row 1 of the column 'fur' in .* holds '7'"):
         open_targets(source, tmp_path / "odd.csv")
-    with pytest.raises(InputError, match="has no column 'name'"):
-        open_targets(source, tmp_path / "odd.csv", name_column="name")
-    with pytest.raises(InputError, match="has no column 'what'"):
-        open_targets(source, tmp_path / "odd.csv", label_column="what")

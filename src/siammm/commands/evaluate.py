@@ -1,9 +1,7 @@
-"""``siammm evaluate``: an encoder or a table of embeddings in; figures that can stand beside those of papers out."""
+"""``siammm evaluate``: measure an encoder or a table of embeddings by published protocols."""
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -13,11 +11,11 @@ from rich.table import Table
 
 from siammm.commands.progress import Bar
 from siammm.core import processes
-from siammm.core.errors import InputError, SiamMMError
+from siammm.core.errors import InputError
 from siammm.core.folders import check_new_folder, new_folder
-from siammm.evaluate.measured import Measured
-from siammm.evaluate.prepare import open_transfer, prepared
-from siammm.evaluate.protocols import ProtocolSettings, check, chosen, measure
+from siammm.evaluate import measure
+from siammm.evaluate.protocols import Protocol
+from siammm.evaluate.task import Task
 from siammm.runs import evaluation as record
 from siammm.runs.evaluation import Evaluation, Figure, Result
 from siammm.runs.subject import ImageSubject, TableSubject, open_subject
@@ -34,10 +32,27 @@ def evaluate(config: EvaluateConfig) -> None:
     with processes.setup(config.device) as context:
         if context.world_size > 1:
             raise InputError(f"evaluate runs in one process, but there are {context.world_size}; start it by itself.")
-        try:
-            found, stopped = evaluated(config, context.device, console)
-        except torch.OutOfMemoryError as error:
-            raise _no_memory() from error
+        subject = open_subject(
+            config.subject,
+            encoder=config.encoder,
+            image_size=config.image_size,
+            key=config.reading.image_key,
+            label_column=config.reading.label_key,
+            device=context.device,
+        )
+        if isinstance(subject, ImageSubject) and subject.warning is not None:
+            console.print(escape(subject.warning), style="yellow")
+        with Bar() as bars:
+            try:
+                found, stopped = measure.evaluate(
+                    subject,
+                    config,
+                    context.device,
+                    progress=bars.show,
+                    announce=lambda task, protocols: announce(task, protocols, console),
+                )
+            except torch.OutOfMemoryError as error:
+                raise _no_memory() from error
     with new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES) as folder:
         found.write(folder)
     show(found, console)
@@ -50,98 +65,35 @@ def evaluate(config: EvaluateConfig) -> None:
 
 
 def _no_memory() -> InputError:
-    return InputError("The GPU has not enough memory for this; measure with fewer images, or use --device cpu.")
+    return InputError("The GPU does not have enough memory for this; measure fewer images, or use --device cpu.")
 
 
-def evaluated(
-    config: EvaluateConfig, device: torch.device, console: Console
-) -> tuple[Evaluation, BaseException | None]:
-    """Open everything, and measure; what is measured is not lost where a later protocol fails or is interrupted."""
-    _check_seeds(config.seeds)
-    subject = open_subject(
-        config.subject,
-        encoder=config.encoder,
-        image_size=config.image_size,
-        key=config.reading.image_key,
-        label_column=config.reading.label_key,
-        device=device,
-    )
-    if isinstance(subject, ImageSubject) and subject.warning is not None:
-        console.print(escape(subject.warning), style="yellow")
-    with Bar() as bars:
-        ready = prepared(
-            subject,
-            data=config.data,
-            test=config.test,
-            device=device,
-            reading=config.reading,
-            progress=bars.show,
-        )
-        measured, data = ready.measured, dict(ready.data)
-        if config.transfer is not None:
-            data |= open_transfer(measured, config.transfer, config.transfer_test)
-        elif config.transfer_test is not None:
-            raise InputError("--transfer-test is given without --transfer; give the set that teaches as well.")
-        protocols = chosen(config.protocols, measured)
-        settings = ProtocolSettings(
-            k_means=config.k_means,
-            label_shares=config.label_shares,
-            label_lists=config.label_lists,
-            epochs=config.epochs,
-            batch_size=config.batch_size,
-            learning_rate=config.learning_rate,
-        )
-        check(protocols, measured, settings)
-        announce(measured, [one.name for one in protocols], data, ready.test_images, console)
-        results: list[Result] = []
-        stopped: BaseException | None = None
-        for protocol in protocols:
-            try:
-                results.append(measure(protocol, measured, settings, config.seeds))
-            except (KeyboardInterrupt, SiamMMError, torch.OutOfMemoryError) as error:
-                if not results:
-                    raise
-                stopped = error
-                break
-    if measured.set_aside:
-        data["set_aside"] = measured.set_aside
-        n_bad = sum(len(reasons) for reasons in measured.set_aside.values())
-        console.print(f"{n_bad:,} images could not be read and were left out.", style="yellow")
-    found = Evaluation(
-        subject=subject.record,
-        data=data,
-        test_images=ready.test_images,
-        seeds=list(config.seeds),
-        results=results,
-        environment=record.environment(shlex.join(["siammm", *sys.argv[1:]])),
-        unfinished=[one.name for one in protocols[len(results) :]],
-    )
-    return found, stopped
-
-
-def announce(measured: Measured, protocols: Sequence[str], data: dict, test_images: dict, console: Console) -> None:
+def announce(task: Task, protocols: Sequence[Protocol], console: Console) -> None:
     """Say what is about to be measured on what, so that a wrong path is seen at once."""
-    train, test = data["train"], data["test"]
-    what = "embeddings" if isinstance(measured.subject, TableSubject) else "images"
-    how = "a tenth, held out" if data["split"]["kind"] == "held out" else escape(str(test["name"]))
+    train, test, seen = task.data["train"], task.data["test"], task.test_images
+    what = "embeddings" if isinstance(task.subject, TableSubject) else "images"
+    how = "a held-out tenth" if task.data["split"]["kind"] == "held out" else escape(str(test["name"]))
     console.print(
-        f"[bold]siammm[/] measures {escape(measured.subject.name)} by {', '.join(protocols)}: {train['n_images']:,} "
-        f"training and {test['n_images']:,} test {what} ({how}) of {measured.n_classes:,} classes, on "
-        f"{measured.device}."
+        f"[bold]siammm[/] measures {escape(task.subject.name)} by {', '.join(one.name for one in protocols)}: "
+        f"{train['n_images']:,} training and {test['n_images']:,} test {what} ({how}) of {task.n_classes:,} classes, "
+        f"on {task.device}."
     )
     n_unlabelled = sum(int(part.get("n_unlabelled", 0)) for part in (train, test))
     if n_unlabelled:
-        console.print(f"{n_unlabelled:,} rows without a label (missing, or below 0) take no part.", style="yellow")
-    console.print(escape(test_images["why"]), style="yellow" if test_images["seen"] else "dim")
-    if test_images.get("in_train"):
+        console.print(f"{n_unlabelled:,} rows without a label (missing, or below 0) are left out.", style="yellow")
+    console.print(escape(seen["why"]), style="yellow" if seen["seen"] else "dim")
+    if seen.get("in_train"):
         console.print(
-            f"{test_images['in_train']:,} test images are also training images, byte for byte: figures flatter.",
+            f"{seen['in_train']:,} test images are also training images, byte for byte: figures are too high.",
             style="yellow",
         )
 
 
 def show(found: Evaluation, console: Console) -> None:
-    """Print the figures, and by what recipe each was found."""
+    """Print the figures, and the recipe of each protocol."""
+    n_bad = sum(len(reasons) for reasons in found.data.get("set_aside", {}).values())
+    if n_bad:
+        console.print(f"{n_bad:,} images could not be read and were left out.", style="yellow")
     several = any(figure.deviation is not None for result in found.results for figure in result.figures.values())
     over = f", mean and deviation over {len(found.seeds)} seeds" if several else ""
     table = Table(title=f"{escape(str(found.subject['name']))}{over}", title_justify="left")
@@ -152,9 +104,8 @@ def show(found: Evaluation, console: Console) -> None:
         if result.protocol == "clustering":
             continue
         for number, (name, figure) in enumerate(result.figures.items()):
-            table.add_row(
-                "" if number else result.protocol, escape(name), figure_text(figure, counts=name in result.neutral)
-            )
+            text = figure_text(figure, counts=name in result.neutral)
+            table.add_row("" if number else result.protocol, escape(name), text)
         table.add_section()
     if table.row_count:
         console.print(table)
@@ -166,7 +117,7 @@ def show(found: Evaluation, console: Console) -> None:
 
 
 def _clustering_table(result: Result) -> Table:
-    """The scores of each clustering in a column: two dozen rows below each other would not be read."""
+    """One column per clustering: two dozen rows in one column would be hard to read."""
     parts = {name: name.partition(": ") for name in result.figures}
     columns = list(dict.fromkeys(which for which, _, _ in parts.values()))
     table = Table(title="Clusters against labels", title_justify="left")
@@ -174,29 +125,14 @@ def _clustering_table(result: Result) -> Table:
     for column in columns:
         table.add_column(escape(column), justify="right")
     for score in dict.fromkeys(score for _, _, score in parts.values()):
-        names = [f"{column}: {score}" for column in columns]
-        table.add_row(
-            score,
-            *(
-                figure_text(result.figures[name], counts=name in result.neutral) if name in result.figures else ""
-                for name in names
-            ),
-        )
+        figures = {name: result.figures.get(name) for name in (f"{column}: {score}" for column in columns)}
+        cells = [figure_text(one, counts=name in result.neutral) if one else "" for name, one in figures.items()]
+        table.add_row(score, *cells)
     return table
 
 
 def figure_text(figure: Figure, *, counts: bool = False) -> str:
-    """A figure as it is shown: a share to four digits, or a count."""
+    """A figure for display: a share to four digits, or a count."""
     if counts:
         return f"{figure.mean:,.4g}" if figure.mean != round(figure.mean) else f"{figure.mean:,.0f}"
     return f"{figure.mean:.4f}" + ("" if figure.deviation is None else f" ± {figure.deviation:.4f}")
-
-
-def _check_seeds(seeds: Sequence[int]) -> None:
-    if not seeds:
-        raise InputError("There are no seeds; give --seeds one or more whole numbers.")
-    if len(set(seeds)) < len(seeds):
-        raise InputError(f"The seeds {', '.join(map(str, seeds))} repeat, which adds nothing; give different ones.")
-    odd = [seed for seed in seeds if not 0 <= seed < 2**31]
-    if odd:
-        raise InputError(f"The seed {odd[0]} is out of range; seeds are from 0 to {2**31 - 1}.")

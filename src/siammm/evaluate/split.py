@@ -1,4 +1,4 @@
-"""Which images an encoder is measured with: some that teach a probe, others that test it, and how the two are related.
+"""How training and test images are chosen, and how the two sets are related.
 
 Legend:  N images.
 """
@@ -16,17 +16,17 @@ from siammm.data.decode import BadImage
 from siammm.data.source import Source
 
 HELD_OUT = 10
-"""One image of so many is held out where there is no test set."""
+"""One image in this many is held out where there is no test set."""
 
 # Sets of more images than this are not compared image by image: it would take another pass over all files.
 _COMPARED = 200_000
 
 
 def held_out(labels_N: np.ndarray, *, seed: int = 0, flag: str = "--test") -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of the images that teach and of those that test: every tenth, evenly over the classes, by a seeded draw.
+    """Positions of training and test images: a random tenth is for testing, even over the classes.
 
-    Both are in the order of the source. Every class that has two images or more keeps one to teach. ``flag`` is what a
-    user can give instead.
+    Both are in the order of the source. Every class of the test images has a training image. ``flag`` is what a user
+    can give instead.
     """
     n = len(labels_N)
     if n < 2 * HELD_OUT:
@@ -34,14 +34,17 @@ def held_out(labels_N: np.ndarray, *, seed: int = 0, flag: str = "--test") -> tu
             f"There are {n} images, but {2 * HELD_OUT} or more are needed to hold a tenth out; give a set with {flag}."
         )
     drawn = np.random.default_rng(seed).permutation(n)
-    # A class after the other, in random order within each: every tenth place falls evenly on all.
+    # Sorted by class, in random order within each, so that every tenth position falls evenly on all classes.
     order = drawn[np.argsort(labels_N[drawn], kind="stable")]
     places = np.arange(n) % HELD_OUT == HELD_OUT // 2
     tests = np.zeros(n, dtype=bool)
     tests[order[places]] = True
-    # A class of one image that was to test would be unknown to what is taught.
-    taught = np.isin(labels_N, labels_N[~tests])
-    tests &= taught
+    # A class without a training image cannot be tested.
+    tests &= np.isin(labels_N, labels_N[~tests])
+    if not tests.any():
+        raise InputError(
+            f"There are {n} images of {len(np.unique(labels_N))} classes, too few to hold some out; give {flag}."
+        )
     return np.flatnonzero(~tests), np.flatnonzero(tests)
 
 
@@ -69,7 +72,7 @@ def aligned_labels(
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise InputError(
-            f"The test set has the class {unknown[0]!r}{more} that the training set has not; give sets of the same "
+            f"The test set has the class {unknown[0]!r}{more}, which the training set lacks; give sets of the same "
             "classes."
         )
     names = [str(train_names[value]) if train_names is not None and not named else str(value) for value in classes]

@@ -1,6 +1,6 @@
-"""What protocols are given: the subject, the images that teach and those that test, and their features when asked.
+"""What a protocol works on: an encoder or a table of embeddings, the training set and the test set, and their features.
 
-Features are computed at the first request and kept, so that protocols share one pass over the images.
+Features are computed when they are first needed and kept, so that protocols share one pass over the images.
 
 Legend:  N images, D features, E dimensions of the embedding that is clustered.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,104 +18,106 @@ from torch import Tensor
 from siammm.core.errors import InputError
 from siammm.data.loader import open_loader
 from siammm.data.source import Source
+from siammm.evaluate.training import LabelledSource
+from siammm.metrics.labels import matrix
 from siammm.runs import subject as subjects
 from siammm.runs.subject import ImageSubject, Subject, TableSubject
 from siammm.settings.training import DataConfig
 
 Progress = Callable[[str, int, int], None]
-"""What is being done, how far it is, and how far it goes."""
-
-
-def silent(what: str, done: int, total: int) -> None:
-    """Tells nobody."""
+"""Called with what is being done, how much of it is done, and the total."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """Rows for the images that could be read."""
+    """Features of the images that could be read."""
 
     row_ND: Tensor
-    """Features, as the backbone leaves them."""
+    """The backbone's output."""
     label_N: Tensor
-    """Their labels, on the same device."""
+    """Labels, on the same device."""
     kept_N: np.ndarray
-    """The number of each in its part: some images cannot be read."""
+    """The position of each image in its set: some cannot be read."""
     embedding_NE: Tensor | None = None
-    """What the run's mixture is of, where there is one."""
+    """The embeddings that the run's mixture clusters, where there is one."""
 
     @property
     def labels(self) -> np.ndarray:
-        """The labels on the host."""
+        """The labels as an array."""
         return self.label_N.cpu().numpy()
 
 
 @dataclass
-class Part:
-    """Images with labels from 0, the same numbers in all parts; or rows of a table in their place."""
+class LabelledSet:
+    """Images, or rows of a table, with labels from 0 that mean the same in all sets of a task."""
 
     name: str
-    """For messages and progress: what the images are for."""
+    """What the images are for: used in messages and progress."""
     labels: np.ndarray
     source: Source | None = None
     rows: np.ndarray | None = None
     targets: np.ndarray | None = None
-    """For images of several classes each: N x C, 1 there, 0 not there, -1 not counted; the labels then mean nothing."""
+    """Where an image has several classes: N x C, 1 there, 0 not there, -1 ignored; the labels then mean nothing."""
     class_names: list[str] | None = None
-    """What the columns of the targets are called."""
+    """The names of the targets' columns."""
     table: str | None = None
-    """The file that rows are of."""
+    """The file that the rows come from."""
     n_unlabelled: int = 0
-    """Rows of a table that take no part because they have no label."""
+    """Rows of a table that are left out because they have no label."""
     _features: Features | None = field(default=None, repr=False)
+
+    @property
+    def images(self) -> LabelledSource:
+        """The images and their labels."""
+        assert self.source is not None, "protocols that need images are refused for tables"
+        return self.source, self.labels
 
 
 @dataclass
-class Measured:
-    """A subject with the parts it is measured on."""
+class Task:
+    """An encoder or table, with the sets that it is measured on."""
 
     subject: Subject
-    train: Part
-    test: Part
+    train: LabelledSet
+    test: LabelledSet
     class_names: list[str]
     device: torch.device
+    data: dict[str, Any]
+    """What the evaluation records about the sets."""
+    test_images: dict[str, Any]
+    """What it records about whether the test images were seen in training."""
     reading: DataConfig = field(default_factory=DataConfig)
-    progress: Progress = silent
-    transfer: tuple[Part, Part] | None = None
-    """Another labelled set: what teaches and what tests."""
+    progress: Progress = lambda what, done, total: None
+    transfer: tuple[LabelledSet, LabelledSet] | None = None
+    """The training set and the test set of another data set."""
     set_aside: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Images that could not be read, with the reason, by the name of the part."""
+    """Images that could not be read, with the reason, by the name of the set."""
 
     @property
     def n_classes(self) -> int:
-        """Classes of the images that teach."""
+        """Classes of the training images."""
         return len(self.class_names)
 
     @property
-    def images(self) -> ImageSubject:
-        """The subject, which a protocol that needs an encoder may rely on."""
+    def encoder(self) -> ImageSubject:
+        """The subject, for protocols that need an encoder."""
         assert isinstance(self.subject, ImageSubject), "protocols that need images are refused for tables"
         return self.subject
 
-    def features(self, part: Part) -> Features:
-        """The features of a part, computed once."""
+    def features(self, part: LabelledSet) -> Features:
+        """The features of a set, computed once."""
         if part._features is None:
             part._features = self._from_table(part) if isinstance(self.subject, TableSubject) else self._encoded(part)
         return part._features
 
-    def _from_table(self, part: Part) -> Features:
+    def _from_table(self, part: LabelledSet) -> Features:
         assert part.rows is not None
-        row_ND = torch.from_numpy(np.array(part.rows, dtype=np.float32))
-        bad = int((~row_ND.isfinite()).any(dim=1).sum())
-        if bad:
-            raise InputError(
-                f"{bad} of the {len(row_ND)} rows of the {part.name} embeddings hold NaN or infinity; leave them out."
-            )
-        label_N = torch.from_numpy(part.labels).to(self.device)
-        return Features(row_ND.to(self.device), label_N, np.arange(len(row_ND)))
+        row_ND = matrix(f"The {part.name} embeddings", np.array(part.rows, dtype=np.float32)).to(self.device)
+        return Features(row_ND, torch.from_numpy(part.labels).to(self.device), np.arange(len(row_ND)))
 
-    def _encoded(self, part: Part) -> Features:
+    def _encoded(self, part: LabelledSet) -> Features:
         assert part.source is not None
-        subject = self.images
+        subject = self.encoder
         loader = open_loader(
             part.source,
             (subject.view, subject.view),

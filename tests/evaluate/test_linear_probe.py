@@ -18,15 +18,17 @@ from siammm.data.array_source import ArraySource, DigitsSource
 from siammm.data.loader import open_loader
 from siammm.data.sources import open_source
 from siammm.data.subset import SourceSubset
-from siammm.evaluate import probe, supervised
-from siammm.evaluate.probe import LINEAR, PLACES205, LinearSettings, linear_probe
-from siammm.evaluate.supervised import LabelledImages, Schedule, crop_view, linear_head
+from siammm.data.view_settings import ViewSettings
+from siammm.evaluate.linear_probe import LINEAR, PLACES205, LinearSettings, linear_probe
+from siammm.evaluate.training import LabelledImages, Schedule, crop_view, labelled, linear_head
 from siammm.learn.networks import build_backbone
-from siammm.metrics.linear import linear_scores
+from siammm.metrics.linear import ProbeResult, linear_scores
+from siammm.settings.training import DataConfig
 from tests.data.image_sets import example_images
 
 CPU = torch.device("cpu")
-HALF: Any = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+HALF = ViewSettings(size=8, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+ONE_PROCESS = DataConfig(workers=0)
 QUICK = LinearSettings(epochs=2, batch_size=16, learning_rate=1.0)
 
 
@@ -53,11 +55,10 @@ def state(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
-def probed(source: ArraySource, settings: LinearSettings = QUICK, **more: Any) -> probe.ProbeResult:
+def probed(source: ArraySource, settings: LinearSettings = QUICK, **more: Any) -> ProbeResult:
     backbone = more.pop("backbone", None) or Means()
-    return linear_probe(
-        backbone, source, source.labels, source, source.labels, settings, image_size=8, device="cpu", **more
-    )
+    images = (source, source.labels)
+    return linear_probe(backbone, images, images, settings, view=ViewSettings(size=8), device="cpu", **more)
 
 
 # -- the recipe
@@ -67,7 +68,7 @@ def test_the_papers_recipe() -> None:
     assert (LINEAR.learning_rate, LINEAR.momentum, LINEAR.weight_decay) == (0.1, 0.9, 0.0)
     assert (LINEAR.batch_size, LINEAR.epochs, LINEAR.milestones) == (1024, 90, ())
     assert (LINEAR.crop_scale, LINEAR.flip) == ((0.08, 1.0), 0.5)
-    schedule = Schedule(1024 * 50, LINEAR.epochs, LINEAR.batch_size, LINEAR.milestones, LINEAR.decay)
+    schedule = Schedule(1024 * 50, LINEAR)
     assert schedule.total == 50 * 90
     rates = [LINEAR.learning_rate * schedule.scale(step) for step in range(schedule.total)]
     expected = [0.1 * 4 * 0.5 * (1 + math.cos(math.pi * step / schedule.total)) for step in range(schedule.total)]
@@ -75,18 +76,21 @@ def test_the_papers_recipe() -> None:
 
 
 def test_the_recipe_for_places_falls_in_steps() -> None:
-    schedule = Schedule(256 * 3, PLACES205.epochs, PLACES205.batch_size, PLACES205.milestones, PLACES205.decay)
+    schedule = Schedule(256 * 3, PLACES205)
     rates = [PLACES205.learning_rate * schedule.scale(3 * epoch) for epoch in range(14)]
     assert rates == pytest.approx([0.01] * 4 + [0.001] * 4 + [0.0001] * 4 + [0.00001] * 2)
 
 
 def test_updates_are_of_equal_size_and_their_rate_goes_with_it() -> None:
-    schedule = Schedule(1030, 1, 1024, (), 0.1)
+    def schedule_of(n: int, epochs: int, batch_size: int, min_updates: int = 1) -> Schedule:
+        return Schedule(n, LinearSettings(epochs=epochs, batch_size=batch_size), min_updates)
+
+    schedule = schedule_of(1030, 1, 1024)
     assert schedule.total == 2
     assert schedule.scale(0) == pytest.approx(515 / 256)
-    assert Schedule(3, 1, 2, (), 0.1).total == 1  # and not of two images and one
-    assert Schedule(10, 3, 1024, (), 0.1, min_updates=50).epochs == 50
-    assert Schedule(10_000, 3, 10, (), 0.1, min_updates=50).epochs == 3
+    assert schedule_of(3, 1, 2).total == 1  # and not of two images and one
+    assert schedule_of(10, 3, 1024, min_updates=50).epochs == 50
+    assert schedule_of(10_000, 3, 10, min_updates=50).epochs == 3
 
 
 # -- the images
@@ -95,13 +99,10 @@ def test_updates_are_of_equal_size_and_their_rate_goes_with_it() -> None:
 @pytest.mark.parametrize("kind", ["resident", "streaming"])
 def test_one_view_is_the_loaders_first(kind: Any) -> None:
     source = coloured()
-    view = crop_view(8, (0.2, 1.0), 0.5, HALF["mean"], HALF["std"])
+    view = crop_view(HALF, (0.2, 1.0), 0.5)
     pair = open_loader(source, (view, view), CPU, kind=kind, seed=3, workers=0)
-    with supervised.labelled((source, source.labels), (source, source.labels), view, CPU, 3, kind=kind, workers=0) as (
-        train,
-        _,
-        classes,
-    ):
+    images, reading = (source, source.labels), DataConfig(loader=kind, workers=0)
+    with labelled(images, images, view, CPU, 3, reading) as (train, _, classes):
         assert len(classes) == 4
         groups = [torch.tensor([5, 0, 47]), torch.tensor([7])]
         for one, two in zip(train.loader.batches(2, groups), pair.batches(2, groups), strict=True):
@@ -114,8 +115,9 @@ def test_images_that_cannot_be_read_leave_with_their_labels(tmp_path: Any) -> No
     root = write_folder(tmp_path, example_images(300, size=(8, 8), n_classes=3))
     (root / "class000" / "00001.png").write_bytes(b"no image")
     source = open_source(root)
-    view = crop_view(8, (0.2, 1.0), 0.5, HALF["mean"], HALF["std"])
-    with supervised.labelled((source, source.labels), (source, source.labels), view, CPU, 0, workers=0) as (train, *_):
+    view = crop_view(HALF, (0.2, 1.0), 0.5)
+    images = (source, source.labels)
+    with labelled(images, images, view, CPU, 0, ONE_PROCESS) as (train, *_):
         assert train.n == 299
         assert torch.bincount(train.labels_N).tolist() == [99, 100, 100]
 
@@ -158,7 +160,7 @@ def test_the_same_seed_gives_the_same_and_the_process_s_generator_is_not_moved()
     one = probed(source, seed=5)
     assert torch.equal(torch.rand(3), expected)
     assert probed(source, seed=5) == one
-    assert probed(source, seed=5, loader="streaming", workers=0).recipe == one.recipe
+    assert probed(source, seed=5, reading=DataConfig(loader="streaming", workers=0)).recipe == one.recipe
 
 
 def test_the_first_layer() -> None:
@@ -181,12 +183,10 @@ def test_labels_may_be_names_and_sources_may_differ() -> None:
     assert test.labels is not None
     result = linear_probe(
         Means(),
-        train,
-        [names[label] for label in train.labels],
-        test,
-        [names[label] for label in test.labels],
+        (train, [names[label] for label in train.labels]),
+        (test, [names[label] for label in test.labels]),
         QUICK,
-        image_size=8,
+        view=HALF,
         device=CPU,
     )
     assert (result.n_train, result.n_test, result.n_classes) == (48, 20, 4)
@@ -206,10 +206,10 @@ def test_comes_out_where_the_quick_probe_does() -> None:
         torch.manual_seed(0)
         backbone = build_backbone("conv-small", image_size=8)
     settings = LinearSettings(epochs=40, batch_size=64, batch_norm=True, crop_scale=(1.0, 1.0), flip=0)
-    slow = linear_probe(backbone, train, train.labels, test, test.labels, settings, image_size=8, device=CPU, **HALF)
+    slow = linear_probe(backbone, (train, train.labels), (test, test.labels), settings, view=HALF, device=CPU)
     rows: list[Tensor] = []
     for source in (train, test):
-        view = crop_view(8, (1.0, 1.0), 0.0, HALF["mean"], HALF["std"])
+        view = crop_view(HALF, (1.0, 1.0), 0.0)
         loader = open_loader(source, (view, view), CPU, seed=0)
         with torch.no_grad():
             rows.append(torch.cat([backbone.eval()(x) for _, x in loader.clean(0, loader.n_images)]))
@@ -233,7 +233,12 @@ def test_comes_out_where_scikit_learn_does(batch_norm: bool) -> None:
     train, test = (ArraySource(images[at], name="overlap", labels=labels[at]) for at in np.split(np.arange(8000), 2))
     settings = dataclasses.replace(LINEAR, batch_norm=batch_norm, crop_scale=(1.0, 1.0), flip=0.0)
     slow = linear_probe(
-        nn.Flatten(), train, train.labels, test, test.labels, settings, image_size=4, device=CPU, **HALF
+        nn.Flatten(),
+        (train, train.labels),
+        (test, test.labels),
+        settings,
+        view=dataclasses.replace(HALF, size=4),
+        device=CPU,
     )
     rows, judged = np.split(images.reshape(8000, -1) / 127.5 - 1, 2)
     reference = LogisticRegression(C=np.inf, tol=1e-8, max_iter=10_000).fit(rows, train.labels)
@@ -263,7 +268,7 @@ def test_comes_out_where_scikit_learn_does(batch_norm: bool) -> None:
 def test_labels_that_will_not_do(train: Any, test: Any, message: str) -> None:
     source = coloured()
     with pytest.raises(InputError, match=message) as caught:
-        linear_probe(Means(), source, train, source, test, QUICK, image_size=8, device=CPU)
+        linear_probe(Means(), (source, train), (source, test), QUICK, view=HALF, device=CPU)
     assert "\n" not in str(caught.value)
 
 
@@ -303,7 +308,7 @@ def test_settings_that_will_not_do(given: dict[str, Any], message: str) -> None:
 
 def test_labelled_images_are_on_the_device() -> None:
     source = coloured()
-    view = crop_view(8, (0.2, 1.0), 0.5, HALF["mean"], HALF["std"])
+    view = crop_view(HALF, (0.2, 1.0), 0.5)
     assert source.labels is not None
     images = LabelledImages(open_loader(source, (view, view), CPU, seed=0), source.labels)
     assert images.labels_N.device == CPU
