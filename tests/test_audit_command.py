@@ -23,8 +23,7 @@ WRONG = [3, 50, 81, 110]
 
 
 COLUMNS = [
-    "rank", "id", "label", "suggested", "probability", "score", "component", "assignment", "neighbours", "linear",
-    "kernel", "cluster",
+    "rank", "id", "label", "suggested", "probability", "score", "neighbours", "linear", "kernel",
 ]  # fmt: skip
 
 
@@ -93,19 +92,24 @@ def test_a_table_of_embeddings(table: Path, capsys: pytest.CaptureFixture[str]) 
     assert [entry["label"] for entry in summary["classes"]] == NAMES.tolist()
     assert sum(entry["suspects"] for entry in summary["classes"]) == len(WRONG)
     assert summary["input"]["n_labelled"] == N
-    assert summary["seconds"].keys() == {"read", "cluster", "audit"}
+    assert summary["seconds"].keys() == {"read", "audit"}
+    assert summary["weights"].keys() == {"neighbours", "linear", "kernel"}
+    assert summary["n_clusters"] is None
     assert summary["planted"] is None
     for text in ("4 suspects", "probability below 0.5", "3.png", "ant", "estimated wrong", "Written to table-audit"):
         assert text in printed.out, text
 
 
-def test_the_clusters_of_an_earlier_result(table: Path) -> None:
+def test_the_clusters_of_an_earlier_result(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cluster", str(table), "--output", "c", "--merge", "none", "--n-components", "4"]) == 0
     assert main(["audit", str(table), "--mixture", "c/mixture.safetensors", "--output", "a"]) == 0
     clusters = pq.read_table("c/assignments.parquet").to_pylist()
     known = {row["id"]: row["cluster"] for row in clusters}
     assert all(row["cluster"] == known[row["id"]] for row in rows_of("a").to_pylist())
     assert summary_of("a")["n_clusters"] == 4
+    assert rows_of("a").column_names == [*COLUMNS, "cluster"]
+    # One label in thirty of each cluster is wrong.
+    assert re.search(r"3\.png .* 3\.3%", capsys.readouterr().out)
 
 
 def test_planted_errors_are_reported(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +131,7 @@ def test_images_without_a_label(blobs: Any, tmp_path: Path, missing: object, cap
     columns = {"id": np.arange(N), "vector": pa.array(blobs[0].tolist(), pa.list_(pa.float32())), "label": labels}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
     assert main(["audit", str(tmp_path / "t.parquet"), "--output", str(tmp_path / "out")]) == 0
-    assert "7 images without a label took no part" in capsys.readouterr().out
+    assert "7 images without a label were left out" in capsys.readouterr().out
     summary = summary_of(tmp_path / "out")
     assert (summary["input"]["n_unlabelled"], summary["input"]["n_labelled"]) == (7, N - 7)
     rows = rows_of(tmp_path / "out")
@@ -202,7 +206,7 @@ def test_a_run_on_its_own_images(trained: Path, tmp_path: Path, capsys: pytest.C
     assert main(["audit", str(trained / "run"), "--output", str(tmp_path / "out"), "--device", "cpu"]) == 0
     assert "48 labels of 4 classes" in " ".join(capsys.readouterr().out.split())
     rows = rows_of(tmp_path / "out")
-    assert rows.column_names == COLUMNS
+    assert rows.column_names == [*COLUMNS, "cluster"]
     assigned = pq.read_table(trained / "run" / "assignments.parquet").to_pylist()
     known = {row["id"]: row for row in assigned}
     found = {row["id"]: row for row in rows.to_pylist()}

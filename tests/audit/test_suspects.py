@@ -11,10 +11,8 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.kernel_ridge import KernelRidge
 
-from siammm import VonMisesFisherMixture
-from siammm.audit import kernel
+from siammm.audit import Audit, audit, kernel, plant_errors
 from siammm.audit import suspects as audits
-from siammm.audit.suspects import Audit, audit, plant_errors
 from siammm.core.errors import InputError
 
 N, D, C = 400, 8, 4
@@ -35,31 +33,25 @@ def classes(n: int = N, seed: int = 0, spread: float = 0.35) -> tuple[np.ndarray
     return (np.eye(C, D)[y] + spread * rng.normal(size=(n, D))).astype(np.float32), y
 
 
-def soft(X: np.ndarray, k: int = 6, h: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    table = VonMisesFisherMixture(k, n_neighbours=h, random_state=0).fit(X).predict_proba(X)
-    return table.indices.reshape(-1, h), table.data.reshape(-1, h)
-
-
 @pytest.fixture(scope="module")
-def small() -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray], Audit, np.ndarray]:
+def small() -> tuple[np.ndarray, np.ndarray, Audit, np.ndarray]:
     X, y = classes()
     given, is_planted = plant_errors(y, 0.1, seed=1)
-    clusters = soft(X)
-    return X, given, clusters, audit(X, given, clusters=clusters), is_planted
+    return X, given, audit(X, given), is_planted
 
 
 # -- invariants
 
 
 def test_what_it_says_of_every_image(small: Any) -> None:
-    _, given, _, found, _ = small
+    _, given, found, _ = small
     np.testing.assert_array_equal(found.image_N, np.arange(N))
     np.testing.assert_array_equal(found.label_N, given)
     assert sorted(found.rank_N) == list(range(1, N + 1))
     assert ((found.probability_N >= 0) & (found.probability_N <= 1)).all()
     np.testing.assert_allclose(found.probability_N, 1 / (1 + np.exp(found.score_N)), atol=1e-5)
     assert (np.diff(found.probability_N[found.order]) >= 0).all()
-    assert tuple(found.witness_N) == tuple(found.weights) == audits.WITNESSES
+    assert tuple(found.witness_N) == tuple(found.weights) == ("neighbours", "linear", "kernel")
     for name, probability in found.witness_N.items():
         assert ((probability > 0) & (probability <= 1)).all(), name
     assert all(weight >= 0 for weight in found.weights.values())
@@ -67,13 +59,13 @@ def test_what_it_says_of_every_image(small: Any) -> None:
 
 
 def test_a_suggestion_differs_from_the_label_just_where_the_label_is_suspect(small: Any) -> None:
-    found = small[3]
+    found = small[2]
     np.testing.assert_array_equal(found.suggested_N != found.label_N, found.probability_N < found.threshold)
     assert found.n_suspects == (found.probability_N < 0.5).sum()
 
 
 def test_planted_errors_come_first_and_are_put_right(small: Any) -> None:
-    _, _, _, found, is_planted = small
+    _, _, found, is_planted = small
     first = found.order[: is_planted.sum()]
     assert is_planted[first].mean() >= 0.8
     right = classes()[1]
@@ -82,7 +74,7 @@ def test_planted_errors_come_first_and_are_put_right(small: Any) -> None:
 
 
 def test_the_error_rate_is_estimated(small: Any) -> None:
-    found, is_planted = small[3], small[4]
+    found, is_planted = small[2], small[3]
     assert found.error_rate == pytest.approx(0.1, abs=0.03)
     given = found.label_N
     assert found.error_rate == pytest.approx(float(found.error_rate_C @ np.bincount(given)) / N, abs=1e-6)
@@ -97,11 +89,10 @@ def test_labels_that_are_right_are_not_called_wrong() -> None:
     assert found.error_rate < 0.01
 
 
-@pytest.mark.parametrize("witness", ["component", "assignment", "neighbours", "kernel"])
+@pytest.mark.parametrize("witness", ["neighbours", "kernel"])
 def test_no_label_is_a_witness_for_itself(witness: str) -> None:
     """What a witness says about an image is the same whatever that image's own label is, but for how common it is."""
     X, y = classes(120)
-    clusters = tuple(torch.as_tensor(part) for part in soft(X))
     x, trust = torch.from_numpy(X), torch.ones(len(X))
     nearest = audits._nearest(torch.nn.functional.normalize(x, dim=1), 10)
 
@@ -109,10 +100,7 @@ def test_no_label_is_a_witness_for_itself(witness: str) -> None:
         label = torch.from_numpy(labels)
         if witness == "kernel":
             return kernel.left_out_scores(x, label, C, penalties=(1e-3,))
-        if witness == "neighbours":
-            return audits._votes(*nearest, label, C, trust)
-        index, weight = clusters
-        return audits._clusters((index.long(), weight.float()), label, C, trust)[witness]
+        return audits._votes(*nearest, label, C, trust)
 
     other = y.copy()
     other[7] = (y[7] + 1) % C
@@ -122,66 +110,47 @@ def test_no_label_is_a_witness_for_itself(witness: str) -> None:
 
 
 def test_the_order_of_images_does_not_matter(small: Any) -> None:
-    X, given, clusters, _, _ = small
+    X, given, _, _ = small
     shuffle = np.random.default_rng(0).permutation(N)
-    index, weight = clusters
     x, label = torch.from_numpy(X), torch.from_numpy(given)
     trust = torch.ones(N)
-    for one, two in (
-        (
-            audits._clusters((torch.from_numpy(index).long(), torch.from_numpy(weight)), label, C, trust),
-            audits._clusters(
-                (torch.from_numpy(index[shuffle]).long(), torch.from_numpy(weight[shuffle])), label[shuffle], C, trust
-            ),
-        ),
-    ):
-        for name in one:
-            torch.testing.assert_close(one[name][shuffle], two[name], atol=1e-5, rtol=0)
     nearest = audits._nearest(x, 7), audits._nearest(x[shuffle], 7)
     votes = [audits._votes(*near, y, C, trust) for near, y in zip(nearest, (label, label[shuffle]), strict=True)]
     torch.testing.assert_close(votes[0][shuffle], votes[1], atol=1e-5, rtol=0)
 
 
 def test_images_without_a_label_take_no_part(small: Any) -> None:
-    X, given, clusters, found, _ = small
+    X, given, found, _ = small
     noise = np.full((5, D), 3.0, dtype=np.float32)
     more = np.concatenate([noise, X])
-    index, weight = (np.concatenate([part[:5], part]) for part in clusters)
-    again = audit(more, np.concatenate([np.full(5, -1), given]), clusters=(index, weight))
+    again = audit(more, np.concatenate([np.full(5, -1), given]))
     assert again.n_unlabelled == 5
     np.testing.assert_array_equal(again.image_N, np.arange(5, N + 5))
     np.testing.assert_allclose(again.probability_N, found.probability_N, atol=1e-6)
 
 
 def test_names_and_gaps_in_the_numbers(small: Any) -> None:
-    X, given, clusters, found, _ = small
-    again = audit(X, given * 3, clusters=clusters, class_names=[f"class {c}" for c in range(3 * C)])
+    X, given, found, _ = small
+    again = audit(X, given * 3, class_names=[f"class {c}" for c in range(3 * C)])
     assert again.classes == ("class 0", "class 3", "class 6", "class 9")
     np.testing.assert_array_equal(again.rank_N, found.rank_N)
     assert found.classes == (0, 1, 2, 3)
 
 
-def test_without_clusters_the_others_speak(small: Any) -> None:
-    X, given, _, _, is_planted = small
-    found = audit(torch.from_numpy(X), torch.from_numpy(given))
-    assert tuple(found.witness_N) == ("neighbours", "linear", "kernel")
-    assert is_planted[found.order[: is_planted.sum()]].mean() >= 0.8
-
-
-def test_clusters_may_come_in_any_order(small: Any) -> None:
-    X, given, (index, weight), found, _ = small
-    again = audit(X, given, clusters=(index[:, ::-1].copy(), weight[:, ::-1].copy()))
-    np.testing.assert_allclose(again.probability_N, found.probability_N, atol=1e-5)
+def test_tensors_are_taken_too(small: Any) -> None:
+    X, given, found, _ = small
+    again = audit(torch.from_numpy(X), torch.from_numpy(given))
+    np.testing.assert_allclose(again.probability_N, found.probability_N, atol=1e-6)
 
 
 def test_the_same_seed_gives_the_same_ranking(small: Any) -> None:
-    X, given, clusters, found, _ = small
-    again = audit(X, given, clusters=clusters)
+    X, given, found, _ = small
+    again = audit(X, given)
     np.testing.assert_array_equal(again.rank_N, found.rank_N)
 
 
 def test_what_may_not_be_written_to_is_read(small: Any) -> None:
-    X, given, _, _, _ = small
+    X, given, _, _ = small
     locked = X.copy()
     locked.flags.writeable = False
     assert audit(locked, given, rounds=2).label_N.shape == (N,)
@@ -219,18 +188,6 @@ def test_progress_is_told() -> None:
 
 
 # -- closed forms
-
-
-def test_component_shares_by_hand() -> None:
-    """Five images in two components; the last one's label is counted out of its own share."""
-    index = torch.tensor([[0], [0], [0], [1], [1]])
-    label = torch.tensor([0, 0, 1, 1, 1])
-    said = audits._clusters((index, torch.ones(5, 1)), label, 2, torch.ones(5))
-    prior = np.array([3, 4]) / 7  # one image more of each class
-    expected = np.array([(1 + prior[0]) / 3, (1 + prior[0]) / 3, (0 + prior[1]) / 3, (1 + prior[1]) / 2])
-    own = said["component"].exp().numpy()[np.arange(4), label[:4]]
-    np.testing.assert_allclose(own, expected, rtol=1e-5)
-    torch.testing.assert_close(said["component"], said["assignment"])
 
 
 def test_kernel_regression_is_that_without_the_sample() -> None:
@@ -306,10 +263,7 @@ def test_digits() -> None:
         ({"labels_N": np.arange(N)}, "400 labelled images of 400 classes"),
         ({"labels_N": np.where(np.arange(N) < 9, np.arange(N) % 2, -1)}, "There are 9 labelled images of 2 classes"),
         ({"class_names": ["a"]}, "A label is 3, but there are 1 class names"),
-        ({"features_ND": np.full((N, D), np.nan)}, "The features of 400 of 400 images hold NaN or infinity"),
-        ({"clusters": (np.zeros((3, 1), int), np.ones((3, 1)))}, r"The clusters have the shapes \(3, 1\)"),
-        ({"clusters": (np.full((N, 1), -1), np.ones((N, 1)))}, "must be whole and 0 or more"),
-        ({"clusters": (np.zeros((N, 1), int), np.zeros((N, 1)))}, "some must be above 0"),
+        ({"features_ND": np.full((N, D), np.nan)}, "400 of the 400 rows of the features hold NaN or infinity"),
         ({"n_neighbours": 0}, "n_neighbours is 0"),
         ({"rounds": 0}, "rounds is 0"),
         ({"threshold": 1.5}, "threshold is 1.5"),

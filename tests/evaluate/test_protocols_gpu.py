@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from siammm.evaluate.probe import LinearSettings, linear_probe
-from siammm.evaluate.semi import FineTuneSettings, fine_tune
-from tests.evaluate.test_probe import Means, coloured
-from tests.evaluate.test_semi import backbone
+from siammm.evaluate.fine_tuning import FineTuneSettings, fine_tune
+from siammm.evaluate.linear_probe import LinearSettings, linear_probe
+from tests.evaluate.test_fine_tuning import backbone
+from tests.evaluate.test_linear_probe import HALF, Means, coloured
 
 pytestmark = pytest.mark.gpu
 
@@ -15,10 +15,9 @@ pytestmark = pytest.mark.gpu
 def test_on_a_gpu_as_on_the_cpu() -> None:
     settings = LinearSettings(epochs=20, batch_size=16, learning_rate=2.0)
     source = coloured()
+    images = (source, source.labels)
     on_cpu, on_gpu = (
-        linear_probe(
-            Means().to(device), source, source.labels, source, source.labels, settings, image_size=8, device=device
-        )
+        linear_probe(Means().to(device), images, images, settings, view=HALF, device=device)
         for device in ("cpu", "cuda")
     )
     assert on_gpu.top1 == pytest.approx(on_cpu.top1, abs=0.05)
@@ -26,6 +25,7 @@ def test_on_a_gpu_as_on_the_cpu() -> None:
 
 def test_fine_tuning() -> None:
     source = coloured()
+    images = (source, source.labels)
     settings = FineTuneSettings(epochs=20, min_updates=60, batch_size=8, backbone_rate=0.1, head_rate=2.0)
-    result = fine_tune(backbone(), source, source.labels, source, source.labels, settings, image_size=8, device="cuda")
+    result = fine_tune(backbone(), images, images, settings, view=HALF, device="cuda")
     assert result.top1 > 0.9

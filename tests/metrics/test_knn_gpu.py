@@ -17,7 +17,7 @@ def test_on_the_gpu_as_on_the_cpu() -> None:
     """The queries may stay on the CPU; the work is done where the bank is."""
     (bank, labels), (query, _) = classes(5000, d=64), classes(700, d=64, seed=1)
     expected = knn_predict(query, bank, labels)
-    predicted = knn_predict(query, torch.tensor(bank).cuda(), labels, chunk=99)
+    predicted = knn_predict(query, torch.tensor(bank).cuda(), labels)
     assert predicted.is_cuda
     assert torch.equal(predicted.cpu(), expected)
     loo = knn_predict(bank, torch.tensor(bank).cuda(), labels, leave_one_out=True)

@@ -1,24 +1,19 @@
-"""Which images look mislabelled: clusters, neighbours and classifiers asked about every label, with itself left out.
+"""Which images look mislabelled: neighbours and classifiers predict every label without having seen it.
 
-The paper ends with this claim for its clusters: they resemble the labels that training never saw, so an image whose
-label is rare in its cluster may be mislabelled. Here five witnesses say how likely each class is for an image, none of
-which has seen that image's own label:
+Three witnesses say how likely each class is for an image, none of which has seen that image's own label:
 
-- *component*: the class shares of its component;
-- *assignment*: the same of all components it belongs to in part, by its own soft assignment;
-- *neighbours*: the weighted vote of its nearest;
+- *neighbours*: the weighted vote of its nearest neighbours;
 - *linear*: a logistic regression fitted on other images;
-- *kernel*: a kernel regression, the image left out.
+- *kernel*: a kernel regression with the image left out.
 
-They are combined by log p(c) = sum_s w_s log p_s(c) + const with w_s >= 0, and the labels are taken for what they are,
-sometimes wrong: with probability 1 - e a label was given by p, with probability e it was drawn at random from r. The
-weights and e maximise the likelihood of the given labels, so that nobody has to say which are wrong, or how many.
-Bayes' rule then gives the probability that a label is right, and images are ranked by it:
+They are combined by log p(c) = sum_s w_s log p_s(c) + const with w_s >= 0. Labels are sometimes wrong: with probability
+1 - e a label was drawn from p, with probability e at random from r. The weights and e maximise the likelihood of the
+given labels, so that nobody has to say which are wrong, or how many. Bayes' rule then gives the probability that a
+label is right, and images are ranked by it:
 
     P(right | image, label y) = p_y (1 - e + e r_y) / ((1 - e) p_y + e r_y)
 
-Legend:  N labelled images, D dimensions, C classes, H components of an image, K components, k neighbours, S witnesses,
-R rows of a chunk.
+Legend:  N labelled images, D dimensions, C classes, k neighbours, S witnesses, R rows of a chunk.
 """
 
 from __future__ import annotations
@@ -37,14 +32,12 @@ from siammm.audit import kernel
 from siammm.core.checks import check_at_least, check_number
 from siammm.core.errors import InputError
 from siammm.metrics.knn import chunk_rows
+from siammm.metrics.labels import Array, matrix
 from siammm.metrics.linear import out_of_fold_probabilities
 
-Array = Tensor | np.ndarray
 Progress = Callable[[str], None]
 
-WITNESSES = ("component", "assignment", "neighbours", "linear", "kernel")
-
-# Added to the votes, spread as the labels are: one image's worth, so that no class is ever impossible.
+# Added to the votes, distributed as the labels are: the weight of one image, so that no class is ever impossible.
 _SMOOTHING = 1.0
 _TEMPERATURE = 0.1
 _LEAST_PROBABILITY = 1e-6
@@ -58,7 +51,7 @@ _FEWEST = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What is known of every labelled image; all arrays are in the order of the input, without the unlabelled."""
+    """What an audit found of every labelled image; arrays are in the order of the input, without the unlabelled."""
 
     image_N: np.ndarray
     """The row of each labelled image in the input."""
@@ -73,7 +66,7 @@ class Audit:
     rank_N: np.ndarray
     """1 for the image that looks mislabelled most."""
     witness_N: Mapping[str, np.ndarray]
-    """How likely each witness alone finds the given label."""
+    """The probability of the given label by each witness alone."""
     weights: Mapping[str, float]
     """How much each witness counts in the combination."""
     classes: tuple[Any, ...]
@@ -98,6 +91,16 @@ class Audit:
         return int((self.probability_N < self.threshold).sum())
 
     @property
+    def count_C(self) -> np.ndarray:
+        """Labels of each class."""
+        return np.bincount(self.label_N, minlength=len(self.classes))
+
+    @property
+    def suspects_C(self) -> np.ndarray:
+        """Suspects among the labels of each class."""
+        return np.bincount(self.label_N[self.probability_N < self.threshold], minlength=len(self.classes))
+
+    @property
     def error_rate(self) -> float:
         """The estimated share of wrong labels."""
         return float(1 - self.probability_N.mean())
@@ -107,7 +110,6 @@ def audit(
     features_ND: Array,
     labels_N: Array,
     *,
-    clusters: tuple[Array, Array] | None = None,
     class_names: Sequence[Any] | None = None,
     n_neighbours: int | None = None,
     threshold: float = 0.5,
@@ -118,12 +120,10 @@ def audit(
 ) -> Audit:
     """Rank images by how likely their labels are wrong.
 
-    Shapes: features (N, D); labels (N,) whole numbers, negative for none; ``clusters`` are the soft assignments
-    (index_NH, weight_NH) that a mixture made of the same images, without which the two witnesses of clusters are
-    missing. ``class_names[c]`` is the name of label c; without it the numbers are the names. ``n_neighbours`` is by
-    default 200, or a twentieth of few images. In each of ``rounds`` after the first, the labels of suspects count less
-    as votes. Everything is computed on ``device`` (that of a tensor of features, otherwise the CPU), in chunks:
-    nothing of N x N is ever held; N x C is, once for each witness.
+    Shapes: features (N, D); labels (N,) whole numbers, negative for none. ``class_names[c]`` is the name of label c;
+    by default the numbers are the names. ``n_neighbours`` is by default 200, or a twentieth of the images if that is
+    fewer. In each of ``rounds`` after the first, the labels of suspects count less as votes. Everything is computed on
+    ``device`` (by default that of the features), in chunks: nothing of N x N is ever held, N x C once per witness.
     """
     if n_neighbours is not None:
         check_at_least("n_neighbours", n_neighbours, 1)
@@ -132,22 +132,20 @@ def audit(
     say = progress or (lambda _: None)
     x_ND, label_N, image_N, classes, n_unlabelled = _checked(features_ND, labels_N, class_names, device)
     n, n_classes = x_ND.shape[0], len(classes)
-    assigned = None if clusters is None else _checked_clusters(clusters, n_unlabelled + len(image_N), image_N, x_ND)
 
     say("nearest neighbours")
     unit_ND = functional.normalize(x_ND, dim=1)
-    voter_Nk, vote_Nk = _nearest(unit_ND, min(n_neighbours or default_n_neighbours(n), n - 1))
+    # As many as papers use for kNN, but not most of a small set.
+    default = min(200, max(5, n // 20))
+    voter_Nk, vote_Nk = _nearest(unit_ND, min(n_neighbours or default, n - 1))
     say("linear classifier")
     linear_NC = _linear(x_ND, label_N, n_classes, seed)
 
     def heard(trust_N: Tensor) -> dict[str, Tensor]:
-        """What the witnesses say where each image's label counts as much as it is trusted."""
-        witness = {} if assigned is None else _clusters(assigned, label_N, n_classes, trust_N)
-        witness["neighbours"] = _votes(voter_Nk, vote_Nk, label_N, n_classes, trust_N)
-        witness["linear"] = linear_NC
+        """The witnesses' log p, with each image's label weighted by how far it is trusted."""
         score_NC = kernel.left_out_scores(x_ND, label_N, n_classes, weight_N=trust_N, seed=seed)
-        witness["kernel"] = _log_of_scores(score_NC)
-        return witness
+        votes_NC = _votes(voter_Nk, vote_Nk, label_N, n_classes, trust_N)
+        return {"neighbours": votes_NC, "linear": linear_NC, "kernel": _log_of_scores(score_NC)}
 
     say("kernel regression")
     witness = heard(torch.ones(n, device=x_ND.device))
@@ -159,16 +157,11 @@ def audit(
     return _audit(found, witness, label_N, image_N, classes, threshold, n_unlabelled)
 
 
-def default_n_neighbours(n_images: int) -> int:
-    """Neighbours that vote when nobody said: as many as the literature has for kNN, but not most of a small set."""
-    return min(200, max(5, n_images // 20))
-
-
 def plant_errors(labels_N: np.ndarray, share: float, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Labels of which a share has been made wrong, each any other class alike, and which: to see what an audit finds.
+    """Make a share of the labels wrong, to see what an audit finds: the new labels, and which of them were changed.
 
-    Labels are whole numbers, negative for none; of those that are there, the nearest whole number to ``share`` of them
-    change, at least one.
+    Labels are whole numbers, negative for none. Each changed label becomes any other class with equal probability; at
+    least one label is changed.
     """
     check_number("share", share, lambda value: 0 < value < 1, "it must be above 0 and below 1")
     labels_N = np.asarray(labels_N)
@@ -204,31 +197,11 @@ def _nearest(unit_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _votes(voter_Nk: Tensor, vote_Nk: Tensor, label_N: Tensor, n_classes: int, trust_N: Tensor) -> Tensor:
-    """log p of every class by vote of the neighbours, each as loud as it is near and as its own label is trusted."""
+    """log p of every class by vote of the neighbours, weighted by how near they are and how far they are trusted."""
     vote_Nk = vote_Nk * trust_N[voter_Nk]
     votes_NC = vote_Nk.new_zeros(vote_Nk.shape[0], n_classes).scatter_add_(1, label_N[voter_Nk], vote_Nk)
-    return _log_shares(votes_NC, _share_of_labels(label_N, n_classes))
-
-
-def _clusters(assigned: tuple[Tensor, Tensor], label_N: Tensor, n_classes: int, trust_N: Tensor) -> dict[str, Tensor]:
-    """log p of every class by the nearest component, and by the mixture of all components of an image."""
-    index_NH, weight_NH = assigned
-    counted_NH = weight_NH * trust_N[:, None]
-    n_components = int(index_NH.max()) + 1
-    count_KC = torch.zeros(n_components * n_classes, device=label_N.device, dtype=_widest(label_N.device))
-    count_KC.index_add_(0, (index_NH * n_classes + label_N[:, None]).reshape(-1), counted_NH.reshape(-1).to(count_KC))
-    count_KC = count_KC.view(n_components, n_classes)
     prior_C = _share_of_labels(label_N, n_classes)
-    own_NC = functional.one_hot(label_N, n_classes)
-    nearest_NC = mixed_NC = torch.zeros(0)
-    for h in range(index_NH.shape[1]):
-        others_NC = (count_KC[index_NH[:, h]] - counted_NH[:, h, None] * own_NC).clamp_min(0).float()
-        log_NC = _log_shares(others_NC, prior_C)
-        if h == 0:
-            nearest_NC, mixed_NC = log_NC, weight_NH[:, 0, None] * log_NC.exp()
-        else:
-            mixed_NC = mixed_NC + weight_NH[:, h, None] * log_NC.exp()
-    return {"component": nearest_NC, "assignment": (mixed_NC / weight_NH.sum(dim=1, keepdim=True)).log()}
+    return ((votes_NC + _SMOOTHING * prior_C) / (votes_NC.sum(dim=1, keepdim=True) + _SMOOTHING)).log()
 
 
 def _linear(x_ND: Tensor, label_N: Tensor, n_classes: int, seed: int) -> Tensor:
@@ -238,21 +211,13 @@ def _linear(x_ND: Tensor, label_N: Tensor, n_classes: int, seed: int) -> Tensor:
 
 
 def _log_of_scores(score_NC: Tensor) -> Tensor:
-    """log p of every class from a regression's scores, which are near 0 to 1 but may lie outside.
-
-    A smooth way to raise what is near or below 0 to something positive.
-    """
+    """log p of every class from a regression's scores, smoothly raised above 0 where they are near or below it."""
     positive_NC = (score_NC + (score_NC.square() + _BEND**2).sqrt()) / 2
     return (positive_NC / positive_NC.sum(dim=1, keepdim=True)).log()
 
 
-def _log_shares(votes_NC: Tensor, prior_C: Tensor) -> Tensor:
-    total_N1 = votes_NC.sum(dim=1, keepdim=True)
-    return ((votes_NC + _SMOOTHING * prior_C) / (total_N1 + _SMOOTHING)).log()
-
-
 def _share_of_labels(label_N: Tensor, n_classes: int) -> Tensor:
-    """How common each class is, as if each had one image more."""
+    """The frequency of each class, with one image added to each."""
     count_C = torch.bincount(label_N, minlength=n_classes).float() + 1
     return count_C / count_C.sum()
 
@@ -264,10 +229,6 @@ def _share_of_labels(label_N: Tensor, n_classes: int) -> Tensor:
 class _Combination:
     weight_S: Tensor
     noise: float
-    log_p_N: Tensor
-    """log p of the given label."""
-    log_not_p_N: Tensor
-    """log of 1 minus that."""
     other_N: Tensor
     """The likeliest other class."""
     right_N: Tensor
@@ -277,7 +238,7 @@ class _Combination:
 
 
 def _combined(witness: Mapping[str, Tensor], label_N: Tensor, n_classes: int, seed: int) -> _Combination:
-    """Weigh the witnesses so that they explain the given labels best, some of which are noise, and judge each label."""
+    """Weight the witnesses so that they explain the labels best, some of which are noise, and score each label."""
     scores = list(witness.values())
     n, device = label_N.shape[0], label_N.device
     random_C = _share_of_labels(label_N, n_classes)
@@ -293,22 +254,15 @@ def _combined(witness: Mapping[str, Tensor], label_N: Tensor, n_classes: int, se
         log_not_p_N[piece] = log_p_RC.logsumexp(dim=1)
         other_N[piece] = log_p_RC.argmax(dim=1)
     random_N = random_C.to(weight_S.dtype)[label_N]
-    # With a noise of nothing at all every label would be right; a floor of one label in all keeps the order.
+    # Without any noise every label would be right; a floor of one label keeps the order.
     noise = min(max(noise, 1 / n), 1 - 1 / n)
     log_odds_N = (noise * random_N).log() + log_not_p_N - log_p_N - (1 - noise + noise * random_N).log()
-    return _Combination(
-        weight_S=weight_S,
-        noise=noise,
-        log_p_N=log_p_N,
-        log_not_p_N=log_not_p_N,
-        other_N=other_N,
-        right_N=torch.sigmoid(-log_odds_N).float(),
-        log_odds_N=log_odds_N,
-    )
+    right_N = torch.sigmoid(-log_odds_N).float()
+    return _Combination(weight_S=weight_S, noise=noise, other_N=other_N, right_N=right_N, log_odds_N=log_odds_N)
 
 
 def _fitted(scores: Sequence[Tensor], label_N: Tensor, random_C: Tensor, seed: int) -> tuple[Tensor, float]:
-    """The weights of the witnesses and the share of noise that make the given labels likeliest."""
+    """The weights of the witnesses and the share of noise that maximise the likelihood of the given labels."""
     n, n_classes = scores[0].shape
     rows = min(n, max(1000, _NUMBERS_FOR_WEIGHTS // (n_classes * len(scores))))
     chosen_R = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:rows].to(label_N.device)
@@ -316,8 +270,7 @@ def _fitted(scores: Sequence[Tensor], label_N: Tensor, random_C: Tensor, seed: i
     score_SRC = [score_NC[chosen_R].to(dtype) for score_NC in scores]
     label_R1 = label_N[chosen_R, None]
     log_random_R = random_C.to(dtype)[label_R1[:, 0]].log()
-    # Weights through softplus, which keeps them from becoming negative: a difference of two witnesses that left the
-    # same label out would know that label.
+    # Softplus keeps the weights above 0: the difference of two witnesses that left the same label out would reveal it.
     raw_S = torch.full((len(scores),), -1.0, dtype=dtype, device=label_N.device, requires_grad=True)
     raw_noise = torch.tensor(-3.0, dtype=dtype, device=label_N.device, requires_grad=True)
     optimiser = torch.optim.LBFGS([raw_S, raw_noise], max_iter=_MOST_STEPS, line_search_fn="strong_wolfe")
@@ -352,28 +305,25 @@ def _audit(
     n_unlabelled: int,
 ) -> Audit:
     suggested_N = torch.where(found.right_N < threshold, found.other_N, label_N)
-    wrong_N = (1 - found.right_N).double() if label_N.device.type != "mps" else 1 - found.right_N
-    count_C = torch.bincount(label_N, minlength=len(classes))
-    error_rate_C = torch.bincount(label_N, weights=wrong_N, minlength=len(classes)) / count_C
-    score_N = found.log_odds_N.cpu().numpy().astype(np.float32)
-    rank_N = np.empty(len(score_N), dtype=np.int64)
-    rank_N[np.argsort(-found.log_odds_N.cpu().numpy(), kind="stable")] = np.arange(1, len(score_N) + 1)
+    labels, right_N, log_odds_N = (part.cpu().numpy() for part in (label_N, found.right_N, found.log_odds_N))
+    rank_N = np.empty(len(labels), dtype=np.int64)
+    rank_N[np.argsort(-log_odds_N, kind="stable")] = np.arange(1, len(labels) + 1)
 
     def given(log_p_NC: Tensor) -> np.ndarray:
         return log_p_NC.gather(1, label_N[:, None])[:, 0].exp().float().cpu().numpy()
 
     return Audit(
         image_N=image_N,
-        label_N=label_N.cpu().numpy(),
+        label_N=labels,
         suggested_N=suggested_N.cpu().numpy(),
-        probability_N=found.right_N.cpu().numpy(),
-        score_N=score_N,
+        probability_N=right_N,
+        score_N=log_odds_N.astype(np.float32),
         rank_N=rank_N,
         witness_N={name: given(log_p_NC) for name, log_p_NC in witness.items()},
         weights={name: float(weight) for name, weight in zip(witness, found.weight_S, strict=True)},
         classes=classes,
         noise=found.noise,
-        error_rate_C=error_rate_C.cpu().numpy().astype(np.float64),
+        error_rate_C=np.bincount(labels, weights=1.0 - right_N) / np.bincount(labels),
         threshold=threshold,
         n_unlabelled=n_unlabelled,
     )
@@ -389,7 +339,7 @@ def _checked(
     shape = tuple(features.shape)
     label_N = torch.as_tensor(labels).detach().cpu()
     if len(shape) != 2 or 0 in shape:
-        raise InputError(f"The features have the shape {shape}, but each image needs one row of numbers.")
+        raise InputError(f"The features have the shape {shape}, but one row of numbers per image is needed.")
     if label_N.shape != (shape[0],):
         raise InputError(
             f"The labels have the shape {tuple(label_N.shape)}, but there are {shape[0]} images; give one each."
@@ -404,17 +354,10 @@ def _checked(
         raise InputError(f"A label is {present[-1]}, but there are {len(class_names)} class names; name every class.")
     classes = tuple(int(c) if class_names is None else class_names[c] for c in present.tolist())
     check_classes(numbered, classes)
-    if isinstance(features, Tensor):
-        x_ND = features.detach()[torch.from_numpy(image_N).to(features.device)]
-    else:
-        x_ND = torch.from_numpy(np.asarray(features[image_N]))
+    rows = torch.from_numpy(image_N).to(features.device) if isinstance(features, Tensor) else image_N
+    x_ND = matrix("The features", features[rows], torch.float32)
     device = torch.device(device) if device is not None else x_ND.device
-    x_ND = x_ND.to(device).float()
-    bad = int((~x_ND.isfinite()).any(dim=1).sum())
-    if bad:
-        raise InputError(
-            f"The features of {bad} of {len(image_N)} images hold NaN or infinity; leave these images out."
-        )
+    x_ND = x_ND.to(device)
     return x_ND, torch.from_numpy(numbered).to(device), image_N, classes, len(label_N) - len(image_N)
 
 
@@ -428,26 +371,6 @@ def check_classes(label_N: np.ndarray, classes: Sequence[Any]) -> None:
             f"There are {n} labelled images of {n_classes} classes, but an audit needs at least {_FEWEST}, and 2 for "
             "each class; label more, or join classes."
         )
-
-
-def _checked_clusters(
-    clusters: tuple[Array, Array], n_images: int, image_N: np.ndarray, like: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The soft assignments of the labelled images, the nearest component first."""
-    index_NH, weight_NH = (torch.as_tensor(part).detach().cpu() for part in clusters)
-    if index_NH.ndim != 2 or index_NH.shape != weight_NH.shape or index_NH.shape[0] != n_images:
-        raise InputError(
-            f"The clusters have the shapes {tuple(index_NH.shape)} and {tuple(weight_NH.shape)}, but both must have "
-            f"one row for each of {n_images} images, with the same number of columns."
-        )
-    if index_NH.is_floating_point() or int(index_NH.min()) < 0:
-        raise InputError("The numbers of the clusters must be whole and 0 or more; give index_NH before weight_NH.")
-    chosen = torch.from_numpy(image_N)
-    index_NH, weight_NH = index_NH[chosen].long().to(like.device), weight_NH[chosen].float().to(like.device)
-    if not bool((weight_NH >= 0).all()) or not bool((weight_NH.sum(dim=1) > 0).all()):
-        raise InputError("The weights of an image's clusters must be 0 or more, and some must be above 0; check them.")
-    order_NH = weight_NH.argsort(dim=1, descending=True, stable=True)
-    return index_NH.gather(1, order_NH), weight_NH.gather(1, order_NH)
 
 
 def _widest(device: torch.device) -> torch.dtype:

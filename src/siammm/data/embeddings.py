@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from siammm.core.errors import InputError, StoredFileError
+from siammm.data.labels import LABEL_KEYS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 # The names that are looked for, the first that exists wins.
 EMBEDDING_KEYS = ("embeddings", "embedding", "features", "feature", "vectors", "vector", "X", "x")
 ID_KEYS = ("id", "ids", "path", "paths", "filename", "filenames")
-LABEL_KEYS = ("label", "labels", "y", "target", "targets", "class")
 
 # A converted copy of a memory-mapped table goes to a temporary file beyond this size, and not into memory.
 _LARGEST_COPY_IN_MEMORY = 2**30

@@ -1,0 +1,226 @@
+"""What an audit reads: the features, ids and labels of a run's images or of a table of embeddings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import torch
+
+from siammm.audit.suspects import check_classes
+from siammm.core.errors import InputError, StoredFileError
+from siammm.core.text import one_line
+from siammm.data.embeddings import ID_KEYS, read_embeddings
+from siammm.data.labels import LABEL_KEYS
+from siammm.data.loader import open_loader
+from siammm.data.sources import open_source
+from siammm.learn.encode import encode
+from siammm.metrics.kmeans import clusters_of
+from siammm.metrics.labels import label_codes
+from siammm.mixture.estimator import VonMisesFisherMixture
+from siammm.runs import folder as run
+from siammm.runs import results
+from siammm.runs.folder import RunFolder
+from siammm.settings.commands import AuditConfig
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditedImages:
+    """What is known of the images before their labels are questioned."""
+
+    name: str
+    features: np.ndarray | torch.Tensor
+    ids: np.ndarray
+    labels: np.ndarray
+    """The number of a class per image, -1 where there is none."""
+    classes: list[Any]
+    clusters: np.ndarray | None
+    """The cluster of each image, where a mixture is known; shown beside the labels."""
+    n_clusters: int | None
+    n_unreadable: int = 0
+
+
+def read_images(config: AuditConfig, device: torch.device, progress: Progress) -> AuditedImages:
+    """Read a run's images or a table, with the labels that are to be audited."""
+    images = _from_run(config, device, progress) if config.subject.is_dir() else _from_table(config)
+    if config.labels is not None:
+        images = _with_labels(images, config.labels, config)
+    labelled = images.labels[images.labels >= 0]
+    if not len(labelled):
+        raise InputError(
+            f"{images.name} has no labels, or not for all images; an audit needs them: give --labels, or name "
+            "them with --label-column (of a table) or --label-key (of a run's images)."
+        )
+    check_classes(labelled, images.classes)
+    return images
+
+
+def _from_table(config: AuditConfig) -> AuditedImages:
+    if config.data is not None:
+        raise InputError(f"{config.subject} is a table, which holds its own images; leave --data out.")
+    # Labels from another file replace those of the table.
+    label_column = config.label_column if config.labels is None else ""
+    id_column = config.id_column if config.labels is None else None
+    table = read_embeddings(config.subject, key=config.key, id_column=id_column, label_column=label_column)
+    n, n_features = table.embeddings.shape
+    n_zero = n - int(np.any(table.embeddings, axis=1).sum())
+    if n_zero:
+        raise InputError(
+            f"{n_zero} of the {n} rows of {config.subject} hold only zeros, and a zero vector has no direction; remove "
+            "these rows."
+        )
+    codes, classes = (np.full(n, -1), []) if table.labels is None else _coded(table.labels)
+    mixture = None
+    if config.mixture is not None:
+        mixture = VonMisesFisherMixture.load(config.mixture)
+        if mixture.n_features_in_ != n_features:
+            raise InputError(
+                f"The mixture {config.mixture} has {mixture.n_features_in_} dimensions, but the embeddings have "
+                f"{n_features}; give the one that siammm cluster found in them."
+            )
+    return AuditedImages(
+        name=str(config.subject),
+        features=table.embeddings,
+        ids=np.arange(n) if table.ids is None else table.ids,
+        labels=codes,
+        classes=classes,
+        clusters=None if mixture is None else np.asarray(mixture.predict(table.embeddings)),
+        n_clusters=None if mixture is None else int(mixture.n_components_),
+    )
+
+
+def _from_run(config: AuditConfig, device: torch.device, progress: Progress) -> AuditedImages:
+    """The labelled images through the run's encoder: features to compare, embeddings to find their clusters."""
+    for flag, value in (("--key", config.key), ("--mixture", config.mixture)):
+        if value is not None:
+            raise InputError(f"{config.subject} is a run, which has its own; leave {flag} out.")
+    folder = config.subject
+    if not (folder / run.ENCODER).is_file():
+        if (folder / run.CONFIG).is_file():
+            raise InputError(f"The run {folder} has not finished; go on with: siammm train --resume {folder}.")
+        raise InputError(f"{folder} is no run: it has no {run.ENCODER}; give a run or a table of embeddings.")
+    network, _, view = results.load_network(folder / run.ENCODER)
+    mixture = None
+    if (folder / run.MIXTURE).is_file():
+        mixture = VonMisesFisherMixture.load(folder / run.MIXTURE)
+    data, reading = config.data, config.reading
+    if data is None:
+        if not (folder / run.CONFIG).is_file():
+            raise InputError(f"{folder} does not say what it was trained on; give the labelled images with --data.")
+        _, stored, facts = RunFolder.open(folder)
+        data = str(facts.get("data_path", stored.data))
+        # A run that read no labels can still be audited with the labels of its images.
+        reading = replace(
+            reading,
+            image_key=reading.image_key or stored.reading.image_key,
+            label_key=reading.label_key or stored.reading.label_key or None,
+        )
+    source = open_source(data, image_key=reading.image_key, label_key=reading.label_key, max_pixels=reading.max_pixels)
+    if not len(source):
+        raise InputError(f"{data} holds no images; give --data a folder or file that does.")
+    loader = open_loader(
+        source,
+        (view, view),
+        device,
+        kind=reading.loader,
+        seed=config.random_state,
+        workers=reading.workers,
+        limit=reading.max_bad_images,
+        progress=lambda done, total: progress(f"reading {done:,} of {total:,} images"),
+    )
+    try:
+        progress("features")
+        network = network.to(device)
+        features = encode(network, loader, "features")
+        clusters = None if mixture is None else clusters_of(mixture, encode(network, loader, "embeddings"))
+        labels = loader.labels
+        numbers = np.full(loader.n_images, -1) if labels is None else np.asarray(labels, dtype=np.int64)
+        return AuditedImages(
+            name=data,
+            features=features,
+            ids=np.array(loader.identifiers(), dtype=object),
+            labels=numbers,
+            classes=list(source.label_names or range(int(numbers.max()) + 1)),
+            clusters=clusters,
+            n_clusters=None if mixture is None else int(mixture.n_components_),
+            n_unreadable=len(loader.set_aside),
+        )
+    finally:
+        loader.close()
+
+
+# -- labels ------------------------------------------------------------------------------------------------------------
+
+
+def _coded(labels: np.ndarray) -> tuple[np.ndarray, list[Any]]:
+    """Numbers of classes in the order of their names; a missing label, or a number below 0, is -1."""
+    codes, classes = label_codes(labels)
+    kept = [c for c, name in enumerate(classes) if not (isinstance(name, (int, float)) and name < 0)]
+    with contextlib.suppress(TypeError):  # names of different types have no order, and stay as they come
+        kept.sort(key=lambda c: classes[c])
+    renumbered = np.full(len(classes) + 1, -1)  # the last entry is for the missing label, -1
+    renumbered[kept] = np.arange(len(kept))
+    return renumbered[codes], [classes[c] for c in kept]
+
+
+def _with_labels(images: AuditedImages, path: Path, config: AuditConfig) -> AuditedImages:
+    """The images with labels from a file of their own, by id, or in order where the file has no ids."""
+    ids, labels = _read_labels(path, config.id_column, config.label_column)
+    codes, classes = _coded(labels)
+    n = len(images.ids)
+    if ids is None:
+        if len(labels) != n:
+            raise InputError(f"{path} holds {len(labels)} labels for {n} images; give one for each.")
+        return replace(images, labels=codes, classes=classes)
+    known = {str(name): at for at, name in enumerate(ids.tolist())}
+    if len(known) < len(ids):
+        raise InputError(f"{path} has two rows for one id; keep one label for each.")
+    at = np.array([known.get(str(name), -1) for name in images.ids.tolist()], dtype=np.int64)
+    if (at < 0).all():
+        raise InputError(
+            f"None of the {len(ids)} ids in {path} is that of an image, such as {str(images.ids[0])!r}; use the same "
+            "ids."
+        )
+    return replace(images, labels=np.where(at >= 0, codes[at], -1), classes=classes)
+
+
+def _read_labels(path: Path, id_column: str | None, label_column: str | None) -> tuple[np.ndarray | None, np.ndarray]:
+    suffix = path.suffix.lower()
+    if not path.is_file():
+        raise InputError(f"The file of labels {path} does not exist; check the path.")
+    if suffix not in (".csv", ".parquet", ".pq", ".npy"):
+        raise InputError(f"{path} ends in {suffix!r}, but labels are read from .csv, .parquet and .npy files.")
+    try:
+        if suffix == ".csv":
+            # Ids are read as text: 000123 is not the number 123.
+            text = dict.fromkeys([id_column] if id_column else ID_KEYS, pa.string())
+            table = pyarrow.csv.read_csv(path, convert_options=pyarrow.csv.ConvertOptions(column_types=text))
+        else:
+            table = np.load(path, allow_pickle=False) if suffix == ".npy" else pq.read_table(path)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise StoredFileError(f"{path} cannot be read ({one_line(error)}).") from error
+    if isinstance(table, np.ndarray):
+        if table.ndim != 1:
+            raise InputError(f"{path} has the shape {table.shape}, but one label per image is needed.")
+        return None, table
+    columns: list[np.ndarray] = []
+    for given, usual, flag in ((id_column, ID_KEYS, "--id-column"), (label_column, LABEL_KEYS, "--label-column")):
+        name = next((name for name in ([given] if given else usual) if name in table.column_names), None)
+        if name is None:
+            raise InputError(
+                f"{path} has no column {given or ' or '.join(usual)}; give {flag} one of: "
+                f"{', '.join(table.column_names[:12])}."
+            )
+        values = np.empty(len(table), dtype=object)
+        values[:] = table.column(name).to_pylist()
+        columns.append(values)
+    return columns[0], columns[1]
