@@ -2,9 +2,8 @@
 
     python benchmarks/audit_cifar.py FEATURES.npz --share 0.05 --seeds 0 1 2
 
-FEATURES.npz holds `features` and `labels`, and the clusters of the same images as `index_NH` and `weight_NH` where
-there are some; otherwise a mixture is fitted here. A share of the labels is made wrong, each any other class alike.
-Among as many first suspects as labels were planted, the share of planted ones is both precision and recall.
+FEATURES.npz holds `features` and `labels`. A share of the labels is made wrong, each any other class alike. Among as
+many first suspects as labels were planted, the share of planted ones is both precision and recall.
 
 Confident learning (Northcutt, Jiang and Chuang, 2021) gets out-of-fold probabilities of a logistic regression on these
 features, its penalty chosen by likelihood, and ranks in three ways: by self-confidence, by normalised margin, and by
@@ -19,7 +18,6 @@ import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,11 +25,8 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import average_precision_score
 
 import record
-from siammm import VonMisesFisherMixture
-from siammm.audit.suspects import Audit, audit, plant_errors
-from siammm.metrics.knn import knn_accuracy
-from siammm.metrics.linear import out_of_fold_probabilities
-from siammm.mixture.seeding import default_n_components
+from siammm.audit import Audit, audit, plant_errors
+from siammm.metrics import knn_accuracy, out_of_fold_probabilities
 
 PEERS = ("self-confidence", "normalised margin", "confident learning")
 
@@ -47,10 +42,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    array, labels, given = _read(args.features)
+    array, labels = _read(args.features)
     features = torch.from_numpy(array).to(device)
-    clusters, origin = (given, "given") if given is not None else _fitted(features)
-    n_clusters = len(np.unique(np.asarray(clusters[0])))
     knn = knn_accuracy(features, labels, features, labels, leave_one_out=True)
     library, rankings = _peers()
 
@@ -61,7 +54,7 @@ def main() -> None:
     for seed in args.seeds:
         planted, is_planted = plant_errors(labels, args.share, seed=seed)
         start = time.perf_counter()
-        last = audit(features, planted, clusters=clusters, rounds=args.rounds, seed=seed)
+        last = audit(features, planted, rounds=args.rounds, seed=seed)
         seconds = time.perf_counter() - start
         _add(rows, found, seed, "siammm audit", last.score_N, is_planted, seconds)
         for name, witness_N in last.witness_N.items():
@@ -89,7 +82,7 @@ def main() -> None:
 {record.table(["method", f"planted among the first {n_planted:,}", "average precision"], means)}
 
 {args.share:.0%} of the labels were made wrong ({n_planted:,}), each any other class alike. kNN accuracy of the features
-with the labels as they were (leave one out, k = 200): {knn:.4f}. Clusters: {n_clusters}, {origin}.
+with the labels as they were (leave one out, k = 200): {knn:.4f}.
 The peer's probabilities are out of fold (5 folds), of a logistic regression on the same features; its rankings are by
 {library}. Errors that the labels had before are counted against every method.{_caution(args.features)}
 
@@ -119,14 +112,13 @@ def _caution(path: Path) -> str:
     return "\n**The audit was developed on this set, among others (docs/audit.md): these figures are not held out.**"
 
 
-def _read(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray] | None]:
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if path == Path("digits"):
         pixels, labels = (np.asarray(array) for array in load_digits(return_X_y=True))
-        return pixels.astype(np.float32), labels, None
+        return pixels.astype(np.float32), labels
     with np.load(path, allow_pickle=False) as stored:
         features, labels = (np.asarray(stored[name]) for name in ("features", "labels"))
-        clusters = (stored["index_NH"], stored["weight_NH"]) if "index_NH" in stored.files else None
-    return features.astype(np.float32), labels.astype(np.int64), clusters
+    return features.astype(np.float32), labels.astype(np.int64)
 
 
 def _add(
@@ -144,16 +136,6 @@ def _add(
     found.setdefault(what, []).append((precision, average))
     rows.append([str(seed), what, f"{precision:.4f}", f"{average:.4f}", "" if seconds is None else f"{seconds:.1f}"])
     print(rows[-1], flush=True)
-
-
-def _fitted(features: torch.Tensor) -> tuple[tuple[Any, Any], str]:
-    """The clusters of the features, their number found by merging."""
-    n = len(features)
-    array = features.cpu().numpy()
-    mixture = VonMisesFisherMixture(default_n_components(n), merge="auto", random_state=0).fit(array)
-    table = mixture.predict_proba(array)
-    h = table.indptr[1]
-    return (table.indices.reshape(n, h), table.data.reshape(n, h)), "found here by VonMisesFisherMixture(merge='auto')"
 
 
 # ------------------------------------------------------------------------------------------------------------- the peer

@@ -21,8 +21,7 @@ from siammm import VonMisesFisherMixture
 from siammm.data.sources import open_source
 from siammm.learn.encode import encode
 from siammm.learn.loop import Training
-from siammm.metrics.clustering import clustering_scores
-from siammm.metrics.knn import knn_accuracy
+from siammm.metrics import clustering_scores, knn_accuracy
 from siammm.settings.fields import with_settings
 from siammm.settings.presets import PRESETS
 

@@ -28,9 +28,7 @@ from siammm.learn.encode import Output, encode
 from siammm.learn.loop import Training
 from siammm.learn.observers import Silent
 from siammm.learn.progress import metrics_line
-from siammm.metrics.clustering import clustering_scores
-from siammm.metrics.knn import knn_accuracy
-from siammm.metrics.linear import linear_accuracy
+from siammm.metrics import clustering_scores, knn_accuracy, linear_accuracy
 from siammm.runs import folder as run
 from siammm.runs.results import save_network
 from siammm.settings.checks import check_settings

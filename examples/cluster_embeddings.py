@@ -13,7 +13,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import siammm
-from siammm.metrics.clustering import clustering_scores
+from siammm.metrics import clustering_scores
 
 
 def main(arguments: list[str]) -> None:

@@ -230,7 +230,7 @@ def test_lists_that_are_refused_before_the_work(run: Path, here: Path, capsys: p
     images = run.parent / "images.npz"
     Path("all.txt").write_text("\n".join(str(row) for row in range(80)))
     assert evaluate(run, "--protocols", "knn", "semi", "--label-lists", "all.txt") == 2
-    assert "The list all.txt names images that are held out to judge; give others to judge with --test." in (
+    assert "The list all.txt names images that are held out for testing; give a test set with --test." in (
         capsys.readouterr().err
     )
     labels = np.load(images)["labels"]
@@ -358,16 +358,16 @@ def test_what_was_measured_survives_an_interruption(
     run: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ctrl-C in the second protocol: the first is written, the rest is named, and the exit code is that of Ctrl-C."""
-    from siammm.commands import evaluate as command
+    from siammm.evaluate import measure
 
-    real = command.measure
+    real = measure.measure
 
     def interrupted(protocol: Any, *rest: Any) -> Any:
         if protocol.name == "linear":
             raise KeyboardInterrupt
         return real(protocol, *rest)
 
-    monkeypatch.setattr(command, "measure", interrupted)
+    monkeypatch.setattr(measure, "measure", interrupted)
     assert evaluate(run, "--protocols", "knn", "linear", "k") == 130
     stored = json.loads((here / "run-evaluation" / "evaluation.json").read_text())
     assert [result["protocol"] for result in stored["results"]] == ["knn"]

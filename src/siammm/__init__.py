@@ -4,13 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from siammm import losses
+    from siammm import audit, losses, metrics
     from siammm.estimator import SiamMM
     from siammm.mixture.estimator import GaussianMixture, VonMisesFisherMixture
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["GaussianMixture", "SiamMM", "VonMisesFisherMixture", "__version__", "losses"]
+__all__ = ["GaussianMixture", "SiamMM", "VonMisesFisherMixture", "__version__", "audit", "losses", "metrics"]
 
 # Names are imported when they are first used, so that `siammm --help` does not wait for torch.
 _HOMES = {
@@ -21,8 +21,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name == "losses":
-        return import_module("siammm.losses")
+    if name in ("audit", "losses", "metrics"):
+        return import_module(f"siammm.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'siammm' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -15,7 +15,6 @@ from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score, nor
 from siammm.cli import main
 from siammm.commands import audit
 from siammm.core.errors import InputError, StoredFileError
-from siammm.runs.evaluation import Evaluation, Figure, Result
 from siammm.report import assessments
 from siammm.report.gather import GatherSettings, gather
 from siammm.runs.evaluation import Evaluation, Figure, Result

@@ -116,8 +116,8 @@ def _open_voc(data: str, test: str | None, reading: DataConfig) -> Pair:
     if not names:
         raise InputError(f"No image of {data} shows anything by its annotations; give a set that does.")
     absent = [name for name in train.class_names if name not in names]
-    sets = [replace(images, targets=images.targets[:, there_C], class_names=names) for images in (train, tests)]
-    return _several(*sets, _GIVEN | ({"absent_classes": absent} if absent else {}))
+    train, tests = (replace(one, targets=one.targets[:, there_C], class_names=names) for one in (train, tests))
+    return _several(train, tests, _GIVEN | ({"absent_classes": absent} if absent else {}))
 
 
 def _open_targets(data: str, test: str | None, reading: DataConfig) -> Pair:
@@ -126,8 +126,8 @@ def _open_targets(data: str, test: str | None, reading: DataConfig) -> Pair:
     if test is not None:
         return _several(train, _with_targets(test, train.class_names, reading), _GIVEN)
     parts = held_out(np.zeros(len(train.source), dtype=np.int64), seed=_SPLIT_SEED, flag="--transfer-test")
-    sets = [replace(train, source=SourceSubset(train.source, at), targets=train.targets[at]) for at in parts]
-    return _several(*sets, _HELD_OUT)
+    train, tests = (replace(train, source=SourceSubset(train.source, at), targets=train.targets[at]) for at in parts)
+    return _several(train, tests, _HELD_OUT)
 
 
 def _several(train: MultiLabelSet, test: MultiLabelSet, split: dict[str, Any]) -> Pair:

@@ -19,8 +19,8 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from siammm.core.checks import check_at_least, check_number
+from siammm.core.device import has_bf16
 from siammm.core.errors import InputError
-from siammm.core.precision import has_bf16
 from siammm.data import augment
 from siammm.data.augment import ViewSettings
 from siammm.data.loader import Batch, Loader, Progress, ResidentLoader, open_loader

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 
 from siammm.core.errors import InputError, StoredFileError
 from siammm.core.text import one_line, printable, shown
-from siammm.runs import evaluation as record
 from siammm.report.examples import Rows
 from siammm.report.json_numbers import number
 from siammm.report.schema import Figure, Suspect
+from siammm.runs import evaluation as record
 from siammm.runs.opened import Assigned
 
 MOST_SUSPECTS = 1000

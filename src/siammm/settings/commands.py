@@ -225,7 +225,7 @@ class CompareConfig(_Overwriting):
 
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig(_OfImages, _OfTable, _Overwriting, _Seeded):
-    """Find images that look mislabelled, from clusters, neighbours and classifiers.
+    """Find images that look mislabelled, from their neighbours and from classifiers.
 
     SUBJECT is a run folder written by siammm train, or a table of embeddings with labels. Writes a folder with all
     labelled images, most suspect first (suspects.parquet), and summary.json.
@@ -245,7 +245,7 @@ class AuditConfig(_OfImages, _OfTable, _Overwriting, _Seeded):
     """Folder to write; by default <name of the subject>-audit in the current folder."""
 
     mixture: Path | None = None
-    """For a table: mixture.safetensors of an earlier siammm cluster; by default clusters are fitted first."""
+    """For a table: mixture.safetensors of an earlier siammm cluster; its clusters are shown with the suspects."""
 
     n_neighbours: int | None = None
     """Nearest images that vote on a label; by default 200, or a twentieth of the images if that is fewer."""
