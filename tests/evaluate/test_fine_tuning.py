@@ -24,6 +24,7 @@ from siammm.evaluate.fine_tuning import (
 )
 from siammm.evaluate.protocols import listed_images
 from siammm.evaluate.task import LabelledSet
+from siammm.evaluate.training import Setup
 from siammm.learn.networks import build_backbone
 from siammm.metrics.linear import ProbeResult
 from tests.data.image_sets import example_images, write_folder
@@ -43,9 +44,11 @@ def backbone(seed: int = 0) -> nn.Module:
 
 
 def tuned(source: ArraySource, settings: FineTuneSettings = QUICK, **more: Any) -> ProbeResult:
-    network = more.pop("network", None) or backbone()
+    network, subset = more.pop("network", None) or backbone(), more.pop("subset", None)
     images = (source, source.labels)
-    return fine_tune(network, images, images, settings, view=ViewSettings(size=8), device="cpu", **more)
+    return fine_tune(
+        network, images, images, settings, Setup(view=ViewSettings(size=8), device="cpu", **more), subset=subset
+    )
 
 
 # -- which labels
@@ -195,4 +198,4 @@ def test_a_class_without_a_label_is_refused() -> None:
 def test_labels_that_will_not_do(train: Any, test: Any, message: str) -> None:
     source = coloured()
     with pytest.raises(InputError, match=message):
-        fine_tune(backbone(), (source, train), (source, test), QUICK, view=ViewSettings(size=8), device="cpu")
+        fine_tune(backbone(), (source, train), (source, test), QUICK, Setup(view=ViewSettings(size=8), device="cpu"))

@@ -20,7 +20,7 @@ from siammm.data.sources import open_source
 from siammm.data.subset import SourceSubset
 from siammm.data.view_settings import ViewSettings
 from siammm.evaluate.linear_probe import LINEAR, PLACES205, LinearSettings, linear_probe
-from siammm.evaluate.training import LabelledImages, Schedule, crop_view, labelled, linear_head
+from siammm.evaluate.training import LabelledImages, Schedule, Setup, crop_view, labelled, linear_head
 from siammm.learn.networks import build_backbone
 from siammm.metrics.linear import ProbeResult, linear_scores
 from siammm.settings.training import DataConfig
@@ -58,7 +58,7 @@ def state(module: nn.Module) -> dict[str, Tensor]:
 def probed(source: ArraySource, settings: LinearSettings = QUICK, **more: Any) -> ProbeResult:
     backbone = more.pop("backbone", None) or Means()
     images = (source, source.labels)
-    return linear_probe(backbone, images, images, settings, view=ViewSettings(size=8), device="cpu", **more)
+    return linear_probe(backbone, images, images, settings, Setup(view=ViewSettings(size=8), device="cpu", **more))
 
 
 # -- the recipe
@@ -186,8 +186,7 @@ def test_labels_may_be_names_and_sources_may_differ() -> None:
         (train, [names[label] for label in train.labels]),
         (test, [names[label] for label in test.labels]),
         QUICK,
-        view=HALF,
-        device=CPU,
+        Setup(view=HALF, device=CPU),
     )
     assert (result.n_train, result.n_test, result.n_classes) == (48, 20, 4)
 
@@ -206,7 +205,7 @@ def test_comes_out_where_the_quick_probe_does() -> None:
         torch.manual_seed(0)
         backbone = build_backbone("conv-small", image_size=8)
     settings = LinearSettings(epochs=40, batch_size=64, batch_norm=True, crop_scale=(1.0, 1.0), flip=0)
-    slow = linear_probe(backbone, (train, train.labels), (test, test.labels), settings, view=HALF, device=CPU)
+    slow = linear_probe(backbone, (train, train.labels), (test, test.labels), settings, Setup(view=HALF, device=CPU))
     rows: list[Tensor] = []
     for source in (train, test):
         view = crop_view(HALF, (1.0, 1.0), 0.0)
@@ -237,8 +236,7 @@ def test_comes_out_where_scikit_learn_does(batch_norm: bool) -> None:
         (train, train.labels),
         (test, test.labels),
         settings,
-        view=dataclasses.replace(HALF, size=4),
-        device=CPU,
+        Setup(view=dataclasses.replace(HALF, size=4), device=CPU),
     )
     rows, judged = np.split(images.reshape(8000, -1) / 127.5 - 1, 2)
     reference = LogisticRegression(C=np.inf, tol=1e-8, max_iter=10_000).fit(rows, train.labels)
@@ -268,7 +266,7 @@ def test_comes_out_where_scikit_learn_does(batch_norm: bool) -> None:
 def test_labels_that_will_not_do(train: Any, test: Any, message: str) -> None:
     source = coloured()
     with pytest.raises(InputError, match=message) as caught:
-        linear_probe(Means(), (source, train), (source, test), QUICK, view=HALF, device=CPU)
+        linear_probe(Means(), (source, train), (source, test), QUICK, Setup(view=HALF, device=CPU))
     assert "\n" not in str(caught.value)
 
 

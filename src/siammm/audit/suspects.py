@@ -139,7 +139,7 @@ def audit(
     default = min(200, max(5, n // 20))
     voter_Nk, vote_Nk = _nearest(unit_ND, min(n_neighbours or default, n - 1))
     say("linear classifier")
-    linear_NC = _linear(x_ND, label_N, n_classes, seed)
+    linear_NC = _linear(x_ND, label_N, seed)
 
     def heard(trust_N: Tensor) -> dict[str, Tensor]:
         """The witnesses' log p, with each image's label weighted by how far it is trusted."""
@@ -204,9 +204,9 @@ def _votes(voter_Nk: Tensor, vote_Nk: Tensor, label_N: Tensor, n_classes: int, t
     return ((votes_NC + _SMOOTHING * prior_C) / (votes_NC.sum(dim=1, keepdim=True) + _SMOOTHING)).log()
 
 
-def _linear(x_ND: Tensor, label_N: Tensor, n_classes: int, seed: int) -> Tensor:
+def _linear(x_ND: Tensor, label_N: Tensor, seed: int) -> Tensor:
     """log p of every class by logistic regression fitted on the other folds."""
-    probability_NC = out_of_fold_probabilities(x_ND, label_N, n_classes=n_classes, seed=seed)
+    probability_NC = out_of_fold_probabilities(x_ND, label_N, seed=seed)
     return probability_NC.to(x_ND.device).float().clamp_min(_LEAST_PROBABILITY).log()
 
 

@@ -18,13 +18,10 @@ from torch import nn
 
 from siammm.core.checks import check_at_least
 from siammm.core.errors import InputError
-from siammm.data.augment import ViewSettings
-from siammm.data.loader import Progress
 from siammm.data.subset import SourceSubset
-from siammm.evaluate.training import LabelledSource, TrainingSettings, check_rate, train_and_score
+from siammm.evaluate.training import LabelledSource, Setup, TrainingSettings, check_rate, train_and_score
 from siammm.metrics.labels import labels_as_array, numbered_together
 from siammm.metrics.linear import ProbeResult
-from siammm.settings.training import DataConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,21 +77,17 @@ def fine_tune(
     backbone: nn.Module,
     train: LabelledSource,
     test: LabelledSource,
-    settings: FineTuneSettings = TEN_PERCENT,
+    settings: FineTuneSettings,
+    setup: Setup,
     *,
     subset: Sequence[int] | np.ndarray | None = None,
-    view: ViewSettings,
-    device: torch.device | str,
-    seed: int = 0,
-    progress: Progress | None = None,
-    reading: DataConfig | None = None,
 ) -> ProbeResult:
     """Train a copy of the backbone and a linear layer on labelled images, and score it on clean test images.
 
-    ``subset`` holds the positions in the training source of the images to learn from, all of them by default. The other
-    arguments are those of ``linear_probe``. The given backbone is not changed.
+    ``subset`` holds the positions in the training source of the images to learn from, all of them by default. The given
+    backbone is not changed.
     """
-    device = torch.device(device)
+    device = torch.device(setup.device)
     if subset is not None:
         train = _subset(train, test, subset)
     network = copy.deepcopy(backbone).to(device).requires_grad_(True)
@@ -105,16 +98,12 @@ def fine_tune(
         train,
         test,
         settings,
+        setup,
         protocol="fine-tuning of backbone and linear layer",
         head_rate=settings.head_rate,
         backbone_rate=settings.backbone_rate,
         freeze_batch_norm=settings.freeze_batch_norm,
         min_updates=settings.min_updates,
-        view=view,
-        device=device,
-        seed=seed,
-        progress=progress,
-        reading=reading or DataConfig(),
     )
 
 

@@ -12,11 +12,8 @@ import torch
 from torch import nn
 
 from siammm.core.errors import InputError
-from siammm.data.augment import ViewSettings
-from siammm.data.loader import Progress
-from siammm.evaluate.training import LabelledSource, TrainingSettings, check_rate, train_and_score
+from siammm.evaluate.training import LabelledSource, Setup, TrainingSettings, check_rate, train_and_score
 from siammm.metrics.linear import ProbeResult
-from siammm.settings.training import DataConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,21 +57,15 @@ def linear_probe(
     backbone: nn.Module,
     train: LabelledSource,
     test: LabelledSource,
-    settings: LinearSettings = LINEAR,
-    *,
-    view: ViewSettings,
-    device: torch.device | str,
-    seed: int = 0,
-    progress: Progress | None = None,
-    reading: DataConfig | None = None,
+    settings: LinearSettings,
+    setup: Setup,
 ) -> ProbeResult:
     """Train a linear layer on the frozen backbone's features of augmented images, and score it on clean test images.
 
     ``backbone`` turns normalised images into rows of features; its BatchNorm layers use the statistics they have, and
-    it is returned to the mode it was in. ``view`` gives the image size, mean and deviation that it was trained with.
-    ``progress`` is called with the number of updates done and their total.
+    it is returned to the mode it was in.
     """
-    device, first = torch.device(device), next(backbone.parameters(), None)
+    device, first = torch.device(setup.device), next(backbone.parameters(), None)
     # A device without a number is the current one of its type.
     if first is not None and (first.device.type != device.type or device.index not in (None, first.device.index)):
         backbone = copy.deepcopy(backbone).to(device)
@@ -85,15 +76,11 @@ def linear_probe(
             train,
             test,
             settings,
+            setup,
             protocol="linear layer on a frozen backbone",
             head_rate=settings.learning_rate,
             nesterov=settings.nesterov,
             batch_norm=settings.batch_norm,
-            view=view,
-            device=device,
-            seed=seed,
-            progress=progress,
-            reading=reading or DataConfig(),
         )
     finally:
         for module, training in modes.items():

@@ -21,6 +21,7 @@ from siammm.data.subset import SourceSubset, positions_of, read_names
 from siammm.evaluate.fine_tuning import FineTuneSettings, fine_tune, labelled_subset, settings_for
 from siammm.evaluate.linear_probe import LINEAR, PLACES205, LinearSettings, linear_probe
 from siammm.evaluate.task import Features, LabelledSet, Task
+from siammm.evaluate.training import Setup
 from siammm.metrics.clustering import clustering_scores, mapped_accuracy, purities
 from siammm.metrics.kmeans import MOST_STEPS, clusters_of, k_means
 from siammm.metrics.knn import RULES, knn_accuracies
@@ -165,7 +166,7 @@ def _linear(task: Task, settings: EvaluateConfig, seed: int, first: bool) -> Out
 def _linear_paper(task: Task, settings: EvaluateConfig, seed: int, first: bool) -> Outcome:
     recipe = changed(LINEAR, settings, flip=task.encoder.view.flip)
     images = task.train.images, task.test.images
-    return _accuracies({"": linear_probe(task.encoder.backbone, *images, recipe, **_how(task, "linear-paper", seed))})
+    return _accuracies({"": linear_probe(task.encoder.backbone, *images, recipe, _setup(task, "linear-paper", seed))})
 
 
 def _transfer(task: Task, settings: EvaluateConfig, seed: int, first: bool) -> Outcome:
@@ -175,7 +176,7 @@ def _transfer(task: Task, settings: EvaluateConfig, seed: int, first: bool) -> O
         return _several_classes(task, train, test, seed)
     recipe = changed(PLACES205, settings, flip=task.encoder.view.flip)
     images = train.images, test.images
-    return _accuracies({"": linear_probe(task.encoder.backbone, *images, recipe, **_how(task, "transfer", seed))})
+    return _accuracies({"": linear_probe(task.encoder.backbone, *images, recipe, _setup(task, "transfer", seed))})
 
 
 def _several_classes(task: Task, train: LabelledSet, test: LabelledSet, seed: int) -> Outcome:
@@ -210,9 +211,9 @@ def _semi(task: Task, settings: EvaluateConfig, seed: int, first: bool) -> Outco
     results: dict[str, ProbeResult] = {}
     for name, (subset, share) in subsets.items():
         recipe = changed(settings_for(share), settings, flip=task.encoder.view.flip)
-        how = _how(task, f"semi, {name}", seed)
+        setup = _setup(task, f"semi, {name}", seed)
         images = task.train.images, task.test.images
-        results[f"{name}: "] = fine_tune(task.encoder.backbone, *images, recipe, subset=subset, **how)
+        results[f"{name}: "] = fine_tune(task.encoder.backbone, *images, recipe, setup, subset=subset)
     return _accuracies(results)
 
 
@@ -233,15 +234,11 @@ def listed_images(train: LabelledSet, path: Path) -> np.ndarray:
         ) from error
 
 
-def _how(task: Task, name: str, seed: int) -> dict[str, Any]:
-    """What linear probe and fine-tuning need besides the images and the recipe."""
-    return {
-        "view": task.encoder.view,
-        "device": task.device,
-        "seed": seed,
-        "progress": lambda done, total: task.progress(f"{name}, seed {seed}", done, total),
-        "reading": task.reading,
-    }
+def _setup(task: Task, name: str, seed: int) -> Setup:
+    def progress(done: int, total: int) -> None:
+        task.progress(f"{name}, seed {seed}", done, total)
+
+    return Setup(view=task.encoder.view, device=task.device, seed=seed, progress=progress, reading=task.reading)
 
 
 def _accuracies(results: dict[str, ProbeResult]) -> Outcome:

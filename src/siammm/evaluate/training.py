@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -66,6 +66,19 @@ class TrainingSettings:
         check_number("decay", self.decay, lambda value: 0 < value <= 1, "it must be above 0 and at most 1")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How images are shown to a backbone, and where it runs."""
+
+    view: ViewSettings
+    """The image size, mean and deviation that the backbone was trained with."""
+    device: torch.device | str
+    seed: int = 0
+    progress: Progress | None = None
+    """Called with the number of updates done and their total."""
+    reading: DataConfig = field(default_factory=DataConfig)
+
+
 def check_rate(name: str, rate: float) -> None:
     """Refuse a rate that is negative or not finite."""
     check_number(name, rate, lambda value: 0 <= value < math.inf, "it must be a number of at least 0")
@@ -76,6 +89,7 @@ def train_and_score(
     train: LabelledSource,
     test: LabelledSource,
     settings: TrainingSettings,
+    setup: Setup,
     *,
     protocol: str,
     head_rate: float,
@@ -84,18 +98,14 @@ def train_and_score(
     batch_norm: bool = False,
     freeze_batch_norm: bool = False,
     min_updates: int = 1,
-    view: ViewSettings,
-    device: torch.device,
-    seed: int,
-    progress: Progress | None,
-    reading: DataConfig,
 ) -> ProbeResult:
     """Train a linear layer on a backbone's features of augmented images, and score it on clean test images.
 
     Without a ``backbone_rate`` the network stays in evaluation mode and is not changed. Rates are for 256 images.
     """
-    crops = crop_view(view, settings.crop_scale, settings.flip)
-    with labelled(train, test, crops, device, seed, reading) as (images, tests, classes):
+    device, seed, size = torch.device(setup.device), setup.seed, setup.view.size
+    crops = crop_view(setup.view, settings.crop_scale, settings.flip)
+    with labelled(train, test, crops, device, seed, setup.reading) as (images, tests, classes):
         network.eval()
         with torch.no_grad():
             width = rows(network, next(images.loader.clean(0, 1))[1]).shape[1]
@@ -113,7 +123,7 @@ def train_and_score(
             groups, lr=0.0, momentum=settings.momentum, nesterov=nesterov, weight_decay=settings.weight_decay
         )
         schedule = Schedule(images.n, settings, min_updates)
-        for update in schedule.updates(images, seed, progress):
+        for update in schedule.updates(images, seed, setup.progress):
             for group in optimiser.param_groups:
                 group["lr"] = group["rate"] * update.scale
             with torch.set_grad_enabled(backbone_rate is not None):
@@ -136,7 +146,7 @@ def train_and_score(
         n_test=tests.n,
         recipe={"protocol": protocol, "optimiser": "SGD"}
         | asdict(settings)
-        | {"epochs": schedule.epochs, "updates": schedule.total, "image_size": view.size, "seed": seed},
+        | {"epochs": schedule.epochs, "updates": schedule.total, "image_size": size, "seed": seed},
     )
 
 

@@ -162,12 +162,7 @@ def linear_accuracy(train: Array, train_labels: Labels, test: Array, test_labels
 
 
 def out_of_fold_probabilities(
-    features_ND: Array,
-    labels_N: Labels,
-    *,
-    n_classes: int | None = None,
-    penalties: Sequence[float] = PENALTIES,
-    seed: int = 0,
+    features_ND: Array, labels_N: Labels, *, penalties: Sequence[float] = PENALTIES, seed: int = 0
 ) -> Tensor:
     """The probability of each class for each feature, (N, C), by a classifier that did not see it.
 
@@ -175,7 +170,7 @@ def out_of_fold_probabilities(
     probabilities are wanted here and not only their order. A class with a single feature gets 0 where that feature is
     held out.
     """
-    x_ND, y_N, n_classes = _checked(features_ND, labels_N, n_classes)
+    x_ND, y_N, n_classes = _checked(features_ND, labels_N, None)
     _check_penalties(penalties)
     mean_D, deviation_D = _standardising(x_ND)
     x_ND = (x_ND - mean_D) / deviation_D
