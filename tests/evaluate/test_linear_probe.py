@@ -96,19 +96,6 @@ def test_updates_are_of_equal_size_and_their_rate_goes_with_it() -> None:
 # -- the images
 
 
-@pytest.mark.parametrize("kind", ["resident", "streaming"])
-def test_one_view_is_the_loaders_first(kind: Any) -> None:
-    source = coloured()
-    view = crop_view(HALF, (0.2, 1.0), 0.5)
-    pair = open_loader(source, (view, view), CPU, kind=kind, seed=3, workers=0)
-    images, reading = (source, source.labels), DataConfig(loader=kind, workers=0)
-    with labelled(images, images, view, CPU, 3, reading) as (train, _, classes):
-        assert len(classes) == 4
-        groups = [torch.tensor([5, 0, 47]), torch.tensor([7])]
-        for one, two in zip(train.loader.batches(2, groups), pair.batches(2, groups), strict=True):
-            assert torch.equal(train.view(one, 3, 2), pair.views(two, 3, 2)[0])
-
-
 def test_images_that_cannot_be_read_leave_with_their_labels(tmp_path: Any) -> None:
     from tests.data.image_sets import write_folder
 

@@ -69,11 +69,11 @@ class Protocol:
     recipe: str
     """How it is done, in words, with its source."""
     run: Function
-    needs: Literal["features", "images", "run", "transfer"]
+    needs: Literal["features", "images", "run", "transfer"] = "images"
     """Rows of features; images and an encoder; a run of ours with clusters; or another labelled set of images."""
-    chance: bool
+    chance: bool = True
     """Whether the seed changes anything."""
-    quick: bool
+    quick: bool = False
     """Whether it is run by default."""
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -298,7 +298,6 @@ PROTOCOLS: dict[str, Protocol] = {
             ),
             run=_linear,
             needs="features",
-            chance=True,
             quick=True,
             settings={"penalties": list(PENALTIES)},
         ),
@@ -309,9 +308,6 @@ PROTOCOLS: dict[str, Protocol] = {
                 "momentum 0.9, no decay, batch 1024, 90 epochs, random resized crops and flips."
             ),
             run=_linear_paper,
-            needs="images",
-            chance=True,
-            quick=False,
         ),
         Protocol(
             name="semi",
@@ -321,9 +317,6 @@ PROTOCOLS: dict[str, Protocol] = {
                 "updates, batch 256, times 0.2 after 60 and 80 %."
             ),
             run=_semi,
-            needs="images",
-            chance=True,
-            quick=False,
         ),
         Protocol(
             name="transfer",
@@ -334,8 +327,6 @@ PROTOCOLS: dict[str, Protocol] = {
             ),
             run=_transfer,
             needs="transfer",
-            chance=True,
-            quick=False,
         ),
         Protocol(
             name="clustering",
@@ -349,7 +340,6 @@ PROTOCOLS: dict[str, Protocol] = {
             ),
             run=_clustering,
             needs="features",
-            chance=True,
             quick=True,
             settings={"k_means_steps": MOST_STEPS},
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from siammm.core.checks import check_at_least, check_number
 from siammm.core.device import has_bf16
 from siammm.core.errors import InputError
-from siammm.data import augment
 from siammm.data.augment import ViewSettings
-from siammm.data.loader import Batch, Loader, Progress, ResidentLoader, open_loader
+from siammm.data.loader import Loader, Progress, open_loader
 from siammm.data.randomness import permutation
 from siammm.data.source import Source
 from siammm.metrics.labels import Labels, check_classes, numbered_together
@@ -123,16 +122,26 @@ def train_and_score(
             groups, lr=0.0, momentum=settings.momentum, nesterov=nesterov, weight_decay=settings.weight_decay
         )
         schedule = Schedule(images.n, settings, min_updates)
-        for update in schedule.updates(images, seed, setup.progress):
-            for group in optimiser.param_groups:
-                group["lr"] = group["rate"] * update.scale
-            with torch.set_grad_enabled(backbone_rate is not None):
-                feature_BF = rows(network, update.x)
-            loss = functional.cross_entropy(head(feature_BF), update.labels_B)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            optimiser.step()
-            update.watch(loss)
+        step, sum_of_losses = 0, torch.zeros((), device=device)
+        for epoch in range(schedule.epochs):
+            groups_of_images = permutation(seed, epoch, images.n).tensor_split(schedule.updates)
+            for batch in images.loader.batches(epoch, list(groups_of_images)):
+                for group in optimiser.param_groups:
+                    group["lr"] = group["rate"] * schedule.scale(step)
+                x_B3SS, _ = images.loader.views(batch, seed, epoch)
+                with torch.set_grad_enabled(backbone_rate is not None):
+                    feature_BF = rows(network, x_B3SS)
+                loss = functional.cross_entropy(head(feature_BF), images.labels_N[batch.position_B])
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()
+                optimiser.step()
+                sum_of_losses += loss.detach()
+                step += 1
+                if setup.progress is not None:
+                    setup.progress(step, schedule.total)
+            # Once per epoch, so that no update waits for the device. Once the sum is not finite, it stays so.
+            if not math.isfinite(float(sum_of_losses)):
+                raise InputError(f"The loss was no longer finite in epoch {epoch + 1}; lower the learning rate.")
         network.eval()
         head.eval()
         with torch.no_grad():
@@ -173,21 +182,7 @@ class LabelledImages:
     def __init__(self, loader: Loader, labels: np.ndarray) -> None:
         self.loader = loader
         self.n = loader.n_images
-        self.labels_N = torch.from_numpy(labels).to(loader.device)
-        self._sample_N = loader.sample_N.to(loader.device)
-
-    def view(self, batch: Batch, seed: int, epoch: int) -> Tensor:
-        """The first view of a batch, (B, 3, S, S)."""
-        settings = self.loader.view_settings[0]
-        sample_B = self._sample_N[batch.position_B]
-        if batch.crops is not None:
-            drawn = augment.draw(settings, settings.size, settings.size, seed, epoch, sample_B, 0)
-            return augment.colour(batch.crops[0], drawn, settings)
-        assert isinstance(self.loader, ResidentLoader), "a batch without crops has its images on the device"
-        x_B3HW = self.loader.image_N3HW[batch.position_B]
-        height, width = x_B3HW.shape[2:]
-        drawn = augment.draw(settings, height, width, seed, epoch, sample_B, 0)
-        return augment.apply(x_B3HW, drawn, settings)
+        self.labels_N = torch.from_numpy(labels[loader.sample_N.numpy()]).to(loader.device)
 
 
 @contextlib.contextmanager
@@ -204,14 +199,14 @@ def labelled(
     Images that cannot be read are left out with their labels. The loaders' workers stop when the block ends.
     """
     numbers = numbered_together(train[1], test[1], len(train[0]), len(test[0]))
-    # Workers always cut two views. The second one is made as cheap as possible: one pixel of a small part of the image.
+    # Loaders always make two views. The second is made as cheap as possible: one pixel of a small part of the image.
     speck = ViewSettings(size=1, scale=(1e-3, 1e-3), ratio=(1.0, 1.0), flip=0.0, jitter_probability=0.0, grey=0.0)
     how: dict[str, Any] = {"kind": reading.loader, "workers": reading.workers, "limit": reading.max_bad_images}
     opened: list[LabelledImages] = []
     try:
         for (source, _), codes in zip((train, test), numbers, strict=False):
             loader = open_loader(source, (view, speck), device, seed=seed, **how)
-            opened.append(LabelledImages(loader, codes[loader.sample_N.numpy()]))
+            opened.append(LabelledImages(loader, codes))
         check_classes(opened[0].labels_N.cpu().numpy(), len(numbers[2]))
         yield opened[0], opened[1], numbers[2]
     finally:
@@ -235,29 +230,16 @@ def rows(backbone: nn.Module, x_B3SS: Tensor) -> Tensor:
     return feature_BF.float()
 
 
-@dataclass(frozen=True)
-class Update:
-    """The input of one update."""
-
-    x: Tensor
-    """Views of the images, (B, 3, S, S)."""
-    labels_B: Tensor
-    scale: float
-    """The factor on the rates for 256 images."""
-    watch: Callable[[Tensor], None]
-    """To be called with the loss, which is checked once per epoch, so that no update waits for the device."""
-
-
 class Schedule:
-    """The number of updates, their size and their rates."""
+    """The number of updates in an epoch and in all, and the rate of each."""
 
     def __init__(self, n: int, settings: TrainingSettings, min_updates: int = 1) -> None:
         # Updates of equal size: a last one of two or three images would have a noisy gradient and useless statistics.
-        self._groups = math.ceil(n / settings.batch_size)
+        self.updates = math.ceil(n / settings.batch_size)
         if settings.batch_size > 1:  # a single image has no batch statistics at all
-            self._groups = max(1, min(self._groups, n // 2))
-        self.epochs = max(settings.epochs, math.ceil(min_updates / self._groups))
-        self.total = self.epochs * self._groups
+            self.updates = max(1, min(self.updates, n // 2))
+        self.epochs = max(settings.epochs, math.ceil(min_updates / self.updates))
+        self.total = self.epochs * self.updates
         self._n, self._settings = n, settings
 
     def scale(self, step: int) -> float:
@@ -267,24 +249,4 @@ class Schedule:
             fall = self._settings.decay ** sum(done >= share - 1e-9 for share in milestones)
         else:
             fall = 0.5 * (1 + math.cos(math.pi * done))
-        return fall * self._n / self._groups / 256
-
-    def updates(self, train: LabelledImages, seed: int, progress: Progress | None) -> Iterator[Update]:
-        """All updates in turn."""
-        # The sum of the losses: once it is not finite, it stays so.
-        total = torch.zeros((), device=train.loader.device)
-
-        def watch(loss: Tensor) -> None:
-            total.add_(loss.detach())
-
-        step = 0
-        for epoch in range(self.epochs):
-            order = permutation(seed, epoch, self._n)
-            for batch in train.loader.batches(epoch, list(order.tensor_split(self._groups))):
-                labels_B = train.labels_N[batch.position_B]
-                yield Update(train.view(batch, seed, epoch), labels_B, self.scale(step), watch)
-                step += 1
-                if progress is not None:
-                    progress(step, self.total)
-            if not math.isfinite(float(total)):
-                raise InputError(f"The loss was no longer finite in epoch {epoch + 1}; lower the learning rate.")
+        return fall * self._n / self.updates / 256
