@@ -198,17 +198,17 @@ def labelled(
 
     Images that cannot be read are left out with their labels. The loaders' workers stop when the block ends.
     """
-    numbers = numbered_together(train[1], test[1], len(train[0]), len(test[0]))
+    codes, test_codes, classes = numbered_together(train[1], test[1], len(train[0]), len(test[0]))
     # Loaders always make two views. The second is made as cheap as possible: one pixel of a small part of the image.
     speck = ViewSettings(size=1, scale=(1e-3, 1e-3), ratio=(1.0, 1.0), flip=0.0, jitter_probability=0.0, grey=0.0)
     how: dict[str, Any] = {"kind": reading.loader, "workers": reading.workers, "limit": reading.max_bad_images}
     opened: list[LabelledImages] = []
     try:
-        for (source, _), codes in zip((train, test), numbers, strict=False):
+        for source, numbers in ((train[0], codes), (test[0], test_codes)):
             loader = open_loader(source, (view, speck), device, seed=seed, **how)
-            opened.append(LabelledImages(loader, codes))
-        check_classes(opened[0].labels_N.cpu().numpy(), len(numbers[2]))
-        yield opened[0], opened[1], numbers[2]
+            opened.append(LabelledImages(loader, numbers))
+        check_classes(opened[0].labels_N.cpu().numpy(), len(classes))
+        yield opened[0], opened[1], classes
     finally:
         for images in opened:
             images.loader.close()
