@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from siammm.learn.cuda import norm_kernels
-from siammm.learn.cuda.fused import fused, normalised, normalised_twice
+from siammm.learn.cuda.fused import fused, normalised
 from siammm.learn.networks import build_backbone
 
 torch.set_num_threads(1)
@@ -69,7 +69,7 @@ for shape, groups, dtype in cases:
             *([residual.requires_grad_()] if residual is not None else []),
             *layer.parameters(),
         ]
-        y = normalised(x, layer, groups, residual, relu=relu)
+        y = normalised(x, layer, groups, residual, relu=relu)[0]
         found = torch.autograd.grad(y, given, dy)
 
         wide = x.detach().double().requires_grad_()
@@ -106,7 +106,7 @@ for with_residual, relu in ((True, True), (True, False), (False, True), (False, 
         for kept_apart in (True, False):
             given = [x.clone().requires_grad_(), residual.clone().requires_grad_()]
             layer = nn.BatchNorm2d(24)
-            first, second = normalised_twice(given[0], layer, 2, given[1] if with_residual else None, relu=relu)
+            first, second = normalised(given[0], layer, 2, given[1] if with_residual else None, relu=relu)
             if not kept_apart:
                 second = first
             loss = (second * two * readers[1]).sum()
@@ -123,7 +123,7 @@ for with_residual, relu in ((True, True), (True, False), (False, True), (False, 
 for value in (float("nan"), float("inf")):
     x = torch.randn(8, 16)
     x[1, 3] = value
-    y = normalised(x, nn.BatchNorm1d(16), 2, relu=True)
+    y = normalised(x, nn.BatchNorm1d(16), 2, relu=True)[0]
     check(f"where {value} goes", y.isnan().any(dim=0), torch.arange(16) == 3, 0.0)
     check(f"where {value} does not go", y[4:].isfinite().all(), torch.tensor(True), 0.0)
 

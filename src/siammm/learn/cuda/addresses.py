@@ -12,6 +12,7 @@ from __future__ import annotations
 # Triton's own types do not describe what its compiler accepts, so its names are Any here, also in annotations.
 # pyright: basic, reportInvalidTypeForm=false
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,6 +92,22 @@ class Parts:
         self.fours_T = (size_T // 4).to(device)
 
 
+class Launch(NamedTuple):
+    """What the kernels of an optimiser's step have in common."""
+
+    tables: tuple[Tensor, Tensor, Tensor]
+    """Addresses of weights, gradients and momenta."""
+    where: tuple[Tensor, Tensor, Tensor]
+    """The tensor and the number of each part, and the fours of each tensor."""
+    rate: Tensor
+    failed: Tensor
+    """Not 0 if the step is called off."""
+    part: dict[str, Any]
+    """Settings of kernels that run once per part."""
+    block: dict[str, Any]
+    """Settings of kernels that run once per tensor."""
+
+
 class Triples:
     """Where weights, gradients and momenta are, and the parts that they are worked on in: for an optimiser's step."""
 
@@ -99,14 +116,18 @@ class Triples:
         self.parts = Parts([p.numel() for p in params], self.device)
         self._p, self._g, self._b = (Addresses(len(params), self.device) for _ in range(3))
 
-    def note(
-        self, params: Sequence[Tensor], grads: Sequence[Tensor], buffers: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The three tables, with these in them."""
-        return self._p.note(params), self._g.note(grads, always=True), self._b.note(buffers)
+    def launch(
+        self, tensors: Sequence[Sequence[Tensor]], lr: float | Tensor, found_inf: float | Tensor | None
+    ) -> Launch:
+        """The arguments of a step's kernels, given weights, gradients and momenta."""
+        params, grads, buffers = tensors
+        tables = (self._p.note(params), self._g.note(grads, always=True), self._b.note(buffers))
+        where = (self.parts.tensor_P, self.parts.number_P, self.parts.fours_T)
+        part, block = {"PART": PART_SIZE, **USUAL}, {"BLOCK": AT_ONCE, **USUAL}
+        return Launch(tables, where, self._number(lr), self._number(found_inf), part, block)
 
-    def number(self, value: float | Tensor | None) -> Tensor:
-        """A number as the kernels read it, none as 0; not by copying from the host, which would wait for the device."""
+    def _number(self, value: float | Tensor | None) -> Tensor:
+        """A number as the kernels read it, None as 0; not by copying from the host, which would wait for the device."""
         if isinstance(value, Tensor):
             return value.to(self.device, torch.float32)
         return torch.full((), value or 0.0, device=self.device)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from siammm.learn.cuda import addresses
-from siammm.learn.cuda.addresses import USUAL, Triples, places_of, which_exist
+from siammm.learn.cuda.addresses import Triples, places_of, which_exist
 from siammm.learn.cuda.triton_support import jit, tl
 
 
@@ -59,35 +59,24 @@ class TurnKernels:
 
     def __call__(
         self,
-        params: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        buffers: Sequence[Tensor],
         make_orthogonal: Callable[[Sequence[tuple[Tensor, Tensor]]], None],
-        *,
+        *tensors: Sequence[Tensor],
         lr: float | Tensor,
         momentum: float,
         reach: float,
         found_inf: Tensor | None,
     ) -> None:
         """One step by ``lr * reach`` of each matrix's size, unless ``found_inf`` holds something else than 0."""
-        parts = self._where.parts
-        p_T, g_T, b_T = self._where.note(params, grads, buffers)
-        rate, failed = self._where.number(lr), self._where.number(found_inf)
-        part, block = {"PART": addresses.PART_SIZE, **USUAL}, {"BLOCK": addresses.AT_ONCE, **USUAL}
-        where = (parts.tensor_P, parts.number_P, parts.fours_T)
-        _lengths[(parts.n,)](g_T, b_T, *where, self._length_P, momentum, **part)
-        _scales[(len(params),)](self._length_P, parts.first_T, self._scale_T, **block)
-        _gather[(parts.n,)](
-            g_T, b_T, *where, self._eighths_T, self._scale_T, self._x, failed, momentum, **part
-        )  # fmt: skip
+        n, first_T, eighths_T = self._where.parts.n, self._where.parts.first_T, self._eighths_T
+        (p_T, g_T, b_T), where, rate, failed, part, block = self._where.launch(tensors, lr, found_inf)
+        each = (len(tensors[0]),)
+        _lengths[(n,)](g_T, b_T, *where, self._length_P, momentum, **part)
+        _scales[each](self._length_P, first_T, self._scale_T, **block)
+        _gather[(n,)](g_T, b_T, *where, eighths_T, self._scale_T, self._x, failed, momentum, **part)
         make_orthogonal(self.stacks)
-        _products[(parts.n,)](p_T, *where, self._eighths_T, self._o, self._products_P3, **part)
-        _turns[(len(params),)](
-            self._products_P3, parts.first_T, self._keep_T, self._move_T, rate, reach, **block
-        )  # fmt: skip
-        _turn[(parts.n,)](
-            p_T, *where, self._eighths_T, self._o, self._keep_T, self._move_T, failed, **part
-        )  # fmt: skip
+        _products[(n,)](p_T, *where, eighths_T, self._o, self._products_P3, **part)
+        _turns[each](self._products_P3, first_T, self._keep_T, self._move_T, rate, reach, **block)
+        _turn[(n,)](p_T, *where, eighths_T, self._o, self._keep_T, self._move_T, failed, **part)
 
 
 @jit

@@ -83,10 +83,10 @@ class FusedMuon(Muon, FusedLARS):
         if kernels is None:
             return False
         kernels(
+            lambda stacks: _make_orthogonal(stacks, self._streams(params[0].device)),
             params,
             grads,
             buffers,
-            lambda stacks: _make_orthogonal(stacks, self._streams(params[0].device)),
             lr=group["lr"],
             momentum=group["momentum"],
             reach=reach(group),

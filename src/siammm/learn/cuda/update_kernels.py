@@ -37,26 +37,20 @@ class LarsKernels:
 
     def __call__(
         self,
-        params: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        buffers: Sequence[Tensor],
-        *,
+        *tensors: Sequence[Tensor],
         lr: float | Tensor,
         momentum: float,
         trust_coefficient: float,
         found_inf: Tensor | None,
     ) -> None:
-        """One step, unless ``found_inf`` holds something else than 0."""
-        parts = self._where.parts
-        p_T, g_T, b_T = self._where.note(params, grads, buffers)
-        rate, failed = self._where.number(lr), self._where.number(found_inf)
-        part, block = {"PART": addresses.PART_SIZE, **USUAL}, {"BLOCK": addresses.AT_ONCE, **USUAL}
-        where = (parts.tensor_P, parts.number_P, parts.fours_T)
-        _squares[(parts.n,)](p_T, g_T, *where, self._decay_T, self._sums_P2, **part)
-        _ratios[(len(params),)](
-            self._sums_P2, parts.first_T, self._scaled_T, self._ratio_T, trust_coefficient, **block
+        """One step of weights, given gradients and momenta, unless ``found_inf`` holds something else than 0."""
+        n, first_T = self._where.parts.n, self._where.parts.first_T
+        (p_T, g_T, b_T), where, rate, failed, part, block = self._where.launch(tensors, lr, found_inf)
+        _squares[(n,)](p_T, g_T, *where, self._decay_T, self._sums_P2, **part)
+        _ratios[(len(tensors[0]),)](
+            self._sums_P2, first_T, self._scaled_T, self._ratio_T, trust_coefficient, **block
         )  # fmt: skip
-        _lars[(parts.n,)](p_T, g_T, b_T, *where, self._decay_T, self._ratio_T, rate, failed, momentum, **part)
+        _lars[(n,)](p_T, g_T, b_T, *where, self._decay_T, self._ratio_T, rate, failed, momentum, **part)
 
 
 class FollowKernel:
