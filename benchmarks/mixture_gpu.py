@@ -177,9 +177,11 @@ def main() -> None:
     # Ours, whole calls: from float32 rows to float32 scores and numbers.
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    five = note("**siammm, 5 nearest**", seconds(lambda: kernels.nearest(x, w, None, 5), args.repeats), work, peak())
-    note("siammm, nearest", seconds(lambda: kernels.nearest(x, w, None, 1), args.repeats), work)
-    same_set, same_order = equal_rows(x, w, kernels.nearest(x, w, None, 5)[1])
+    five = note(
+        "**siammm, 5 nearest**", seconds(lambda: kernels.search_on_gpu(x, w, None, 5), args.repeats), work, peak()
+    )
+    note("siammm, nearest", seconds(lambda: kernels.search_on_gpu(x, w, None, 1), args.repeats), work)
+    same_set, same_order = equal_rows(x, w, kernels.search_on_gpu(x, w, None, 5)[1])
 
     iteration_and_pairs(x, w, note, peak, args.repeats)
     topk, flash = peers(x, w, note, args.repeats)

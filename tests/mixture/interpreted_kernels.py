@@ -33,8 +33,8 @@ for n, k, d, h in ((70, 100, 24, 5), (33, 7, 16, 5), (100, 300, 40, 1), (50, 16,
     w = normalize(torch.randn(k, d, generator=generator), dim=1)
     h = min(h, k)
     for b in (None, 0.1 * torch.randn(k, generator=generator)):
-        score, index = kernels.nearest(x, w, b, h)
-        expected_score, expected_index = neighbours.nearest(x, w, b, h)
+        score, index = kernels.search_on_gpu(x, w, b, h)
+        expected_score, expected_index = neighbours.search(x, w, b, h)
         label = f"n={n} k={k} d={d} h={h} bias={b is not None}"
         check(f"nearest, numbers, {label}", torch.equal(index, expected_index))
         check(f"nearest, scores, {label}", torch.allclose(score, expected_score, atol=1e-6))
@@ -54,7 +54,7 @@ kernels._TILE_BITS = 2
 generator = torch.Generator().manual_seed(5)
 x = normalize(torch.randn(40, 16, generator=generator), dim=1)
 w = normalize(torch.randn(200, 16, generator=generator), dim=1)
-check("several launches", torch.equal(kernels.nearest(x, w, None, 4)[1], neighbours.nearest(x, w, None, 4)[1]))
+check("several launches", torch.equal(kernels.search_on_gpu(x, w, None, 4)[1], neighbours.search(x, w, None, 4)[1]))
 kernels._TILE_BITS = 11
 
 centres = normalize(torch.randn(8, 32, generator=generator), dim=1)

@@ -119,7 +119,7 @@ def test_rows_with_too_many_rivals_are_marked(build: Any) -> None:
     x, w = rows(90, 64, 4), rows(900, 64, 5)
     x[7] = 0
     low, components = Bytes.of(x), eightbit._Rounded.of(w)
-    found = cpu_kernels.nearest(
+    found = cpu_kernels.nearest_by_bytes(
         x,
         low.code_ND,
         w,
@@ -225,8 +225,8 @@ def test_by_floats_not_where_scores_are_no_numbers(build: Any, monkeypatch: pyte
     assert cpu_kernels.nearest_by_floats(x, w, b, 2) is None
     assert cpu_kernels.nearest_by_floats(x, w, None, 33) is None
     assert cpu_kernels.nearest_by_floats(x, w[:4], None, 5) is None
-    assert torch.equal(neighbours.nearest(x, w, None, 33)[1], (x @ w.T).topk(33, dim=1).indices)
-    assert torch.isinf(neighbours.nearest(x, w, b, 2)[0]).all()
+    assert torch.equal(neighbours.search(x, w, None, 33)[1], (x @ w.T).topk(33, dim=1).indices)
+    assert torch.isinf(neighbours.search(x, w, b, 2)[0]).all()
 
 
 @needs_compiler
@@ -245,14 +245,14 @@ def test_by_floats_is_what_a_search_goes_by(
 
     monkeypatch.setattr(cpu_kernels, "nearest_by_floats", counted)
     x, w, b = whole_numbers(300, 40, 64, bias=bias)
-    score, _ = neighbours.nearest(x, w, b, 3, backend=backend)
+    score, _ = neighbours.search(x, w, b, 3, backend=backend)
     assert bool(calls) == bool(build.siammm_multiplies_floats()), "only where it is faster"
     assert torch.equal(score, (x @ w.T + (0 if b is None else b)).topk(3, dim=1).values)
     calls.clear()
-    neighbours.nearest(x, w[:15], None if b is None else b[:15], 3, backend=backend)
+    neighbours.search(x, w[:15], None if b is None else b[:15], 3, backend=backend)
     assert not calls, "so few components leave most of a vector empty"
     monkeypatch.setattr(cpu_kernels, "_LEAST_WORK", 300 * 40 * 64 + 1)
-    neighbours.nearest(x, w, b, 3, backend=backend)
+    neighbours.search(x, w, b, 3, backend=backend)
     assert not calls, "not worth it"
 
 
@@ -314,11 +314,11 @@ def test_what_was_dropped_is_not_forgotten(build: Any) -> None:
     w[2, 0] = 102.5
     x_code = torch.tensor([[1, 0, 0, 0]], dtype=torch.int8)
     numbers = {"scale_N": torch.ones(1), "reach_N": torch.full((1,), 28.0), "slack_N": torch.full((1,), 3)}
-    found = cpu_kernels.nearest(x_code.float(), x_code, w, w_code, 2, **numbers)
+    found = cpu_kernels.nearest_by_bytes(x_code.float(), x_code, w, w_code, 2, **numbers)
     assert found is not None
     assert found[2].item() or found[1].tolist() == [[2, 0]]
     numbers["reach_N"] = torch.full((1,), -torch.inf)
-    found = cpu_kernels.nearest(x_code.float(), x_code, torch.full_like(w, torch.nan), w_code, 2, **numbers)
+    found = cpu_kernels.nearest_by_bytes(x_code.float(), x_code, torch.full_like(w, torch.nan), w_code, 2, **numbers)
     assert found is not None
     assert found[2].item(), "a row without scores is not settled"
 
@@ -452,8 +452,7 @@ def test_a_damaged_library_is_built_anew(left: float, fresh: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    "trouble",
-    ["off", "no compiler", "broken compiler", "hidden functions", "no folder", "others may write", "rubbish"],
+    "trouble", ["off", "no compiler", "broken compiler", "hidden functions", "no folder", "others may write", "rubbish"]
 )
 def test_without_a_library_torch_does_it(trouble: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if trouble == "off":
@@ -484,8 +483,8 @@ def test_without_a_library_torch_does_it(trouble: str, fresh: Path, monkeypatch:
     monkeypatch.setattr(cpu_kernels, "_LEAST_WORK", 0)
     x, w = rows(300, 64, 10), rows(200, 64, 11)
     index = (x @ w.T).topk(3, dim=1).indices
-    assert (eightbit.nearest(x, w, 3)[1] == index).float().mean() > 0.999
-    assert torch.equal(neighbours.nearest(x, w, None, 3)[1], index)
+    assert (eightbit.search_by_bytes(x, w, 3)[1] == index).float().mean() > 0.999
+    assert torch.equal(neighbours.search(x, w, None, 3)[1], index)
     count, total = em.sums_by_component(x, index, torch.ones(300, 3), 200)
     assert count.sum().item() == pytest.approx(900)
     torch.testing.assert_close(total.sum(dim=0), 3 * x.sum(dim=0), rtol=1e-4, atol=1e-4)

@@ -41,7 +41,7 @@ both_ways = pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(("k", "d"), [(100, 64), (257, 96), (1000, 65), (3001, 128)])
 def test_equals_a_full_sort(k: int, d: int, n_neighbours: int) -> None:
     x, w = rows(5000, d, 0, rank=12), rows(k, d, 1, rank=12)
-    score, index = eightbit.nearest(x, w, n_neighbours)
+    score, index = eightbit.search_by_bytes(x, w, n_neighbours)
     expected = (x @ w.T).topk(n_neighbours, dim=1)
     torch.testing.assert_close(score, expected.values, rtol=0, atol=1e-6)
     # Only what float32 itself cannot tell apart may differ.
@@ -56,14 +56,14 @@ def test_rows_that_bytes_cannot_tell_apart_are_searched_in_full() -> None:
     noise = torch.randn(600, 64, generator=torch.Generator().manual_seed(3))
     w = normalize(bunches.repeat_interleave(20, dim=0) + 1e-4 * noise, dim=1)
     x = normalize(bunches.repeat(50, 1) + 0.05 * rows(1500, 64, 4), dim=1)
-    score, _ = eightbit.nearest(x, w, 3)
+    score, _ = eightbit.search_by_bytes(x, w, 3)
     torch.testing.assert_close(score, (x @ w.T).topk(3, dim=1).values, rtol=0, atol=1e-6)
 
 
 @both_ways
 def test_double_precision_stays_double() -> None:
     x, w = rows(100, 64, 19).double(), rows(200, 64, 20).double()
-    score, _ = eightbit.nearest(x, w, 2)
+    score, _ = eightbit.search_by_bytes(x, w, 2)
     torch.testing.assert_close(score, (x @ w.T).topk(2, dim=1).values, rtol=0, atol=1e-12)
 
 
@@ -72,7 +72,7 @@ def test_rounded_rows_may_be_kept() -> None:
     x, w = rows(900, 64, 5), rows(300, 64, 6)
     kept = Bytes.of(x)
     for h in (1, 4):
-        assert torch.equal(eightbit.nearest(x, w, h)[1], eightbit.nearest(x, w, h, kept)[1])
+        assert torch.equal(eightbit.search_by_bytes(x, w, h)[1], eightbit.search_by_bytes(x, w, h, kept)[1])
 
 
 def test_rounding_is_up_or_down_and_right_on_average() -> None:
@@ -118,7 +118,7 @@ def test_hostile_rows_are_still_float32s(kind: str, n_neighbours: int) -> None:
         return normalize(x, dim=1)
 
     x, w = draw(4000), draw(700)
-    score, _ = eightbit.nearest(x, w, n_neighbours)
+    score, _ = eightbit.search_by_bytes(x, w, n_neighbours)
     exact = (x.double() @ w.double().T).topk(n_neighbours, dim=1).values
     torch.testing.assert_close(score.double(), exact, rtol=0, atol=3e-6)
 
@@ -128,7 +128,7 @@ def test_zero_rows_and_copies_are_harmless() -> None:
     x, w = rows(500, 64, 8), rows(300, 64, 9)
     x[3] = 0
     w[10:20] = w[10]
-    score, index = eightbit.nearest(x, w, 5)
+    score, index = eightbit.search_by_bytes(x, w, 5)
     assert torch.isfinite(score).all()
     assert (index >= 0).all()
     assert (index < 300).all()
@@ -159,7 +159,7 @@ def test_searching_in_threads_leaves_the_filters_of_warnings_alone() -> None:
     before = list(warnings.filters)
     x, w = rows(3000, 64, 13), rows(400, 64, 14)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: eightbit.nearest(x, w, 2), range(8)))
+        list(pool.map(lambda _: eightbit.search_by_bytes(x, w, 2), range(8)))
     assert list(warnings.filters) == before
 
 
@@ -169,6 +169,6 @@ def test_components_in_a_narrow_cone(n_neighbours: int) -> None:
     """Their mean is taken off; without that every row would be searched in full."""
     axis = rows(1, 128, 15)
     x, w = (normalize(axis + 0.1 * rows(n, 128, seed), dim=1) for n, seed in ((3000, 16), (800, 17)))
-    score, _ = eightbit.nearest(x, w, n_neighbours)
+    score, _ = eightbit.search_by_bytes(x, w, n_neighbours)
     exact = (x.double() @ w.double().T).topk(n_neighbours, dim=1).values
     torch.testing.assert_close(score.double(), exact, rtol=0, atol=1e-6)

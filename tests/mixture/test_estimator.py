@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from sklearn.base import clone
 from sklearn.datasets import make_blobs
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -436,3 +438,13 @@ def test_progress_is_shown_when_asked(small: Known, capsys: pytest.CaptureFixtur
     VonMisesFisherMixture(6, random_state=0, progress=True).fit(small.X)
     VonMisesFisherMixture(12, merge="auto", random_state=0, progress=True).fit(small.X)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fit_that_runs_out_of_steps_warns(small: Known, kind: Any) -> None:
+    with pytest.warns(ConvergenceWarning, match="EM did not converge in 1 steps; raise max_iter or tol"):
+        mixture = kind(6, max_iter=1, random_state=0).fit(small.X)
+    assert not mixture.converged_
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kind(6, tol=1e9, random_state=0).fit(small.X).converged_

@@ -31,8 +31,8 @@ def problem(n: int, k: int, d: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_nearest_agrees_with_torch_on_the_gpu(d: int, h: int, bias: bool) -> None:
     x, w = problem(5000, 3001, d)
     b = 0.01 * torch.randn(3001, device="cuda") if bias else None
-    score, index = kernels.nearest(x, w, b, h)
-    expected_score, expected_index = neighbours.nearest(x.double(), w.double(), None if b is None else b.double(), h)
+    score, index = kernels.search_on_gpu(x, w, b, h)
+    expected_score, expected_index = neighbours.search(x.double(), w.double(), None if b is None else b.double(), h)
     assert (index == expected_index).all(dim=1).float().mean() >= 0.999
     torch.testing.assert_close(score[:, 0], expected_score[:, 0].float(), rtol=1e-4, atol=1e-5)
 
@@ -40,7 +40,7 @@ def test_nearest_agrees_with_torch_on_the_gpu(d: int, h: int, bias: bool) -> Non
 @pytest.mark.parametrize("d", [96, 256, 512, 1024])
 def test_sums_and_distances_agree_with_torch_on_the_gpu(d: int) -> None:
     x, w = problem(20_000, 500, d)
-    score, index = kernels.nearest(x, w, None, 5)
+    score, index = kernels.search_on_gpu(x, w, None, 5)
     weight = (score / 0.02).softmax(dim=1)
     count, total = kernels.sums_by_component(x, index, weight, 500)
     cpu_count, cpu_total = em.sums_by_component(x.cpu(), index.cpu(), weight.cpu(), 500)
@@ -54,7 +54,7 @@ def test_sums_and_distances_agree_with_torch_on_the_gpu(d: int) -> None:
 
 def test_sums_are_the_same_bits_every_time() -> None:
     x, w = problem(50_000, 100, 64)
-    _, index = kernels.nearest(x, w, None, 3)
+    _, index = kernels.search_on_gpu(x, w, None, 3)
     weight = torch.rand(index.shape, device="cuda")
     first = kernels.sums_by_component(x, index, weight, 100)[1]
     assert all(torch.equal(first, kernels.sums_by_component(x, index, weight, 100)[1]) for _ in range(5))

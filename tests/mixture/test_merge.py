@@ -509,12 +509,7 @@ def test_a_split_frees_what_was_merged_too_early(small: Known) -> None:
 
 # -- how many components ----------------------------------------------------------------------------------------------
 
-QUICK = [
-    "vMF, d 8, K 8, uneven",
-    "caps, d 12, K 20",
-    "arcs, d 20, K 24",
-    "hierarchy of Gaussians 6 x 4, d 96",
-]
+QUICK = ["vMF, d 8, K 8, uneven", "caps, d 12, K 20", "arcs, d 20, K 24", "hierarchy of Gaussians 6 x 4, d 96"]
 
 
 def found_in(name: str, factor: int, seed: int = 0) -> tuple[int, int]:

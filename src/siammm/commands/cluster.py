@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from sklearn.exceptions import ConvergenceWarning
 
 import siammm
 from siammm.core.errors import InputError, ZeroRowWarning
@@ -107,6 +108,7 @@ def _fit(mixture: Any, X: np.ndarray) -> None:
     """Fit, with the failures that are not the library's own to report in the words of the command."""
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # ``show`` says it in a sentence
             # The estimator must bear rows of zeros; in a file of embeddings they are a mistake that nobody should miss.
             warnings.simplefilter("error", ZeroRowWarning)
             mixture.fit(X)

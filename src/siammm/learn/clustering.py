@@ -9,10 +9,12 @@ Legend:  N images, K clusters, H neighbours, D dimensions; mu mean direction, ka
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from siammm.core import ranks
@@ -141,7 +143,10 @@ class Clustering:
             concentration=self._concentration_rule,
             concentration_dims=self._concentration_dims(samples),
             random_state=self.seed,
-        ).fit(X, init=components.centre_KD)
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the clusters have settled in training
+            mixture.fit(X, init=components.centre_KD)
         self.components = _own_kind(components)
         mixture.merges_ = self.history.finished(components.centre_KD)
         return mixture

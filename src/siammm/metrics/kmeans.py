@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from siammm.core.errors import InputError, ZeroRowWarning
@@ -46,7 +47,8 @@ def clusters_of(mixture: VonMisesFisherMixture, x_ND: Tensor) -> np.ndarray:
 
 @contextlib.contextmanager
 def without_zero_warnings() -> Iterator[None]:
-    """Without the warning about rows of zeros, which a weak encoder may make of images."""
+    """Without warnings about rows of zeros, which a weak encoder may make of images, or clusters that still move."""
     with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", ZeroRowWarning)
         yield

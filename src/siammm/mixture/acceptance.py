@@ -86,7 +86,7 @@ def members(samples: Samples, components: Components, assignment: Assignment) ->
     total_KF = count_K.new_zeros(k, width)
     two = Assignment(n_neighbours=2, backend=assignment.backend)
     for start, x_ND in samples.chunks(em.pass_rows(samples, k, two)):
-        index_NH = em.nearest(components, two, x_ND)[1]
+        index_NH = em.nearest_components(components, two, x_ND)[1]
         piece = slice(start, start + x_ND.shape[0])
         first_N[piece], second_N[piece] = index_NH[:, 0], index_NH[:, -1]
         own = index_NH[:, :1].contiguous()
@@ -177,12 +177,8 @@ def proposals(found: Evidence, most: int) -> list[tuple[int, int]]:
 
 def nearby_pairs(centre_KD: Tensor, *, unit: bool) -> Tensor:
     """Each component with its nearest few, pair_P2 with i < j, each pair once."""
-    w_KD = centre_KD.float()
-    k, d = w_KD.shape
-    count = min(PARTNERS, k - 1) + 1
-    bias_K = None if unit else -0.5 * (w_KD**2).sum(dim=1)
-    backend = neighbours.choose_backend("auto", w_KD.device, torch.float32, d=d, k=k, n_neighbours=count)
-    _, index = neighbours.nearest(w_KD, w_KD, bias_K, count, backend=backend)
+    k = centre_KD.shape[0]
+    index = neighbours.nearest_centres(centre_KD, min(PARTNERS, k - 1) + 1, unit=unit)
     itself = torch.arange(k, device=index.device)[:, None].expand_as(index)
     low, high = torch.minimum(index, itself), torch.maximum(index, itself)
     code = (low * k + high)[low != high].unique()

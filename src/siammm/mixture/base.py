@@ -9,6 +9,7 @@ from __future__ import annotations
 # torch, scipy and scikit-learn are only partly typed.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
+import warnings
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import scipy.sparse
 import torch
 from sklearn.base import BaseEstimator, DensityMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
@@ -84,6 +86,12 @@ class Mixture(DensityMixin, BaseEstimator):
 
     _unit: bool
 
+    def _keep(self, parameters: dict[str, Any]) -> None:
+        """The body of every ``__init__``: each parameter as given, under its own name, as scikit-learn asks."""
+        for name, value in parameters.items():
+            if name != "self":
+                setattr(self, name, value)
+
     # -- the parts that differ ------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -138,7 +146,7 @@ class Mixture(DensityMixin, BaseEstimator):
         seed = ranks.broadcast_int(int(check_random_state(self.random_state).randint(2**31 - 1)), device)
         generator = torch.Generator().manual_seed(seed)
         best: _Fit | None = None
-        with FitProgress(enabled=self.progress and ranks.rank() == 0) as progress:
+        with FitProgress(enabled=self.progress and ranks.is_writer()) as progress:
             for restart in range(self.n_init):
                 progress.start_run(restart, self.n_init)
                 run = self._fit_once(samples, self._start(samples, init, generator), generator, progress)
@@ -156,6 +164,12 @@ class Mixture(DensityMixin, BaseEstimator):
         ranks.all_reduce_sum(log_likelihood)
         self.lower_bound_ = float(log_likelihood) / samples.n_total
         self.labels_ = in_the_form_of(index_NH[:, 0], X)
+        if not self.converged_ and ranks.is_writer():
+            warnings.warn(
+                f"EM did not converge in {self.max_iter} steps; raise max_iter or tol.",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
         return self
 
     def fit_predict(self, X: Matrix, y: object = None) -> Any:
@@ -418,12 +432,8 @@ class Mixture(DensityMixin, BaseEstimator):
             raise InputError(f"random_state is {self.random_state}, but a seed must be from 0 to 4294967295.")
         check_number("tol", self.tol, lambda value: value >= 0, "it must be 0 or more")
         check_number("merge_threshold", self.merge_threshold, lambda value: value == value, "it must be a number")
-        check_number(
-            "merge_share",
-            self.merge_share,
-            lambda value: 0 < value <= 1,
-            "it is a share of the components: above 0, at most 1",
-        )
+        share = "it is a share of the components: above 0, at most 1"
+        check_number("merge_share", self.merge_share, lambda value: 0 < value <= 1, share)
         check_one_of("assignment", self.assignment, em.ASSIGNMENT_RULES)
         check_one_of("backend", self.backend, neighbours.BACKENDS)
         if self.merge is not None:

@@ -29,6 +29,64 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* ---- vectors: what they have in common, whether of int32 or of float32 ---- */
+
+/* The highest lane. */
+#define DEFINE_HIGHEST(vector, number, width) \
+    INLINE number vector##_highest(vector a) { \
+        number lane[width], best; \
+        vector##_store(lane, a); \
+        best = lane[0]; \
+        for (int i = 1; i < width; i++) best = lane[i] > best ? lane[i] : best; \
+        return best; \
+    }
+
+/* The h-th highest lane of some vectors, or less where some are equal; at least ``bound``. Lanes with the lowest number
+   count for nothing: all others are equal to one of those before, and they are at least h. */
+#define DEFINE_HTH_HIGHEST(vector, number, lowest) \
+    INLINE number vector##_hth_highest(vector *left, int vectors, int64_t h, number bound) { \
+        for (int64_t i = 0; i < h; i++) { \
+            vector best = left[0]; \
+            for (int v = 1; v < vectors; v++) best = vector##_max(best, left[v]); \
+            number highest = vector##_highest(best); \
+            if (highest == lowest) break; \
+            bound = highest; \
+            best = vector##_all(highest); \
+            for (int v = 0; v < vectors; v++) left[v] = vector##_without(left[v], best); \
+        } \
+        return bound; \
+    }
+
+/* Vectors that are right on any CPU, but slow: nothing in the package uses them but the tests. */
+#define DEFINE_PLAIN(vector, number, width, lowest) \
+    typedef struct { \
+        number lane[width]; \
+    } vector; \
+    INLINE vector vector##_load(const void *p) { \
+        vector a; \
+        memcpy(&a, p, sizeof a); \
+        return a; \
+    } \
+    INLINE void vector##_store(void *p, vector a) { memcpy(p, &a, sizeof a); } \
+    INLINE vector vector##_all(number b) { \
+        vector a; \
+        for (int i = 0; i < width; i++) a.lane[i] = b; \
+        return a; \
+    } \
+    INLINE vector vector##_max(vector a, vector b) { \
+        for (int i = 0; i < width; i++) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; \
+        return a; \
+    } \
+    INLINE uint32_t vector##_at_least(vector a, vector b) { \
+        uint32_t mask = 0; \
+        for (int i = 0; i < width; i++) mask |= (uint32_t)(a.lane[i] >= b.lane[i]) << i; \
+        return mask; \
+    } \
+    INLINE vector vector##_without(vector a, vector b) { \
+        for (int i = 0; i < width; i++) a.lane[i] = a.lane[i] == b.lane[i] ? lowest : a.lane[i]; \
+        return a; \
+    }
+
 /* ---- vectors of int32, as wide as the CPU multiplies bytes ---- */
 
 /* Tests build all three kinds, with NARROW and without the CPU's own instructions. */
@@ -59,13 +117,7 @@ INLINE ints ints_load(const void *p) { return _mm256_loadu_si256(p); }
 INLINE void ints_store(void *p, ints a) { _mm256_storeu_si256(p, a); }
 INLINE ints ints_all(int32_t a) { return _mm256_set1_epi32(a); }
 INLINE ints ints_max(ints a, ints b) { return _mm256_max_epi32(a, b); }
-INLINE int32_t ints_highest(ints a) {
-    int32_t lane[8], best;
-    _mm256_storeu_si256((__m256i *)lane, a);
-    best = lane[0];
-    for (int i = 1; i < 8; i++) best = lane[i] > best ? lane[i] : best;
-    return best;
-}
+DEFINE_HIGHEST(ints, int32_t, LANES)
 INLINE uint32_t ints_at_least(ints a, ints b) {
     return 0xff & ~(uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)));
 }
@@ -78,44 +130,14 @@ INLINE ints ints_without(ints a, ints b) {
 #define ADD_PRODUCTS(acc, bytes, four) __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(bytes), "v"(four))
 #endif
 
-#else /* right on any CPU, but slow: nothing in the package uses it there but the tests */
+#else
 
-#define PLAIN
+#define PLAIN 1
 #define LANES 8
 #define TILE_ROWS 2
 #define TILE_VECTORS 1
-typedef struct {
-    int32_t lane[LANES];
-} ints;
-INLINE ints ints_load(const void *p) {
-    ints a;
-    memcpy(&a, p, sizeof a);
-    return a;
-}
-INLINE void ints_store(void *p, ints a) { memcpy(p, &a, sizeof a); }
-INLINE ints ints_all(int32_t b) {
-    ints a;
-    for (int i = 0; i < LANES; i++) a.lane[i] = b;
-    return a;
-}
-INLINE ints ints_max(ints a, ints b) {
-    for (int i = 0; i < LANES; i++) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
-    return a;
-}
-INLINE int32_t ints_highest(ints a) {
-    int32_t best = a.lane[0];
-    for (int i = 1; i < LANES; i++) best = a.lane[i] > best ? a.lane[i] : best;
-    return best;
-}
-INLINE uint32_t ints_at_least(ints a, ints b) {
-    uint32_t mask = 0;
-    for (int i = 0; i < LANES; i++) mask |= (uint32_t)(a.lane[i] >= b.lane[i]) << i;
-    return mask;
-}
-INLINE ints ints_without(ints a, ints b) {
-    for (int i = 0; i < LANES; i++) a.lane[i] = a.lane[i] == b.lane[i] ? INT32_MIN : a.lane[i];
-    return a;
-}
+DEFINE_PLAIN(ints, int32_t, LANES, INT32_MIN)
+DEFINE_HIGHEST(ints, int32_t, LANES)
 INLINE ints added_products(ints acc, ints bytes, ints four) {
     uint8_t a[4 * LANES];
     int8_t b[4 * LANES];
@@ -127,6 +149,12 @@ INLINE ints added_products(ints acc, ints bytes, ints four) {
 #define ADD_PRODUCTS(acc, bytes, four) acc = added_products(acc, bytes, four)
 
 #endif
+
+#ifndef PLAIN
+#define PLAIN 0
+#endif
+
+DEFINE_HTH_HIGHEST(ints, int32_t, INT32_MIN)
 
 #define TILE_COLUMNS (LANES * TILE_VECTORS)
 /* Rows that meet a tile of components while it is in the first cache. */
@@ -189,6 +217,16 @@ static void together(void (*work)(void *, int64_t *), void *job, int n_threads) 
 
 INLINE int64_t taken(int64_t *next) { return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); }
 
+INLINE void fail(int *failed) { __atomic_store_n(failed, 1, __ATOMIC_RELAXED); }
+
+/* A thread's own memory; NULL, and the job has failed, where there is none. */
+static void *allocated(int64_t bytes, int *failed) {
+    void *memory = NULL;
+    if (!posix_memalign(&memory, 64, (size_t)bytes)) return memory;
+    fail(failed);
+    return NULL;
+}
+
 /* ---- the nearest components ---- */
 
 typedef struct {
@@ -209,8 +247,7 @@ typedef struct {
 } search;
 
 typedef struct {
-    int8_t *code;
-    int32_t *product;
+    int32_t product[BLOCK * PANEL];
     int32_t maxima[BLOCK][GROUPS];
     int32_t picked_index[BLOCK][PICKED];
     int32_t picked_product[BLOCK][PICKED];
@@ -219,19 +256,14 @@ typedef struct {
     int32_t bound[BLOCK];
     int32_t least[BLOCK];
     int32_t offset[BLOCK];
+    int8_t code[]; /* as many as a block of rows has */
 } scratch;
 
 INLINE int64_t fours(int64_t d) { return (d + 3) / 4; }
 INLINE int64_t padded(int64_t k) { return (k + TILE_COLUMNS - 1) / TILE_COLUMNS * TILE_COLUMNS; }
 
 /* Whether bytes are multiplied in hardware; if not, float32 is faster. */
-int siammm_multiplies_bytes(void) {
-#if defined(PLAIN)
-    return 0;
-#else
-    return 1;
-#endif
-}
+int siammm_multiplies_bytes(void) { return !PLAIN; }
 
 int64_t siammm_packed_bytes(int64_t k, int64_t d) { return padded(k) * fours(d) * 4; }
 
@@ -306,18 +338,8 @@ static void lay_out(const search *job, int64_t first, int rows, scratch *own) {
 /* The h-th highest of the groups' maxima, or less where some are equal. A group without components has INT32_MIN. */
 static int32_t lower_bound(const int32_t *maxima, int64_t h) {
     ints left[GROUP_VECTORS];
-    int32_t bound = NOWHERE;
     for (int v = 0; v < GROUP_VECTORS; v++) left[v] = ints_load(maxima + v * LANES);
-    for (int64_t i = 0; i < h; i++) {
-        ints best = left[0];
-        for (int v = 1; v < GROUP_VECTORS; v++) best = ints_max(best, left[v]);
-        int32_t highest = ints_highest(best);
-        if (highest == INT32_MIN) break; /* all groups are equal to one of those before, and they are at least h */
-        bound = highest;
-        best = ints_all(highest);
-        for (int v = 0; v < GROUP_VECTORS; v++) left[v] = ints_without(left[v], best);
-    }
-    return bound;
+    return ints_hth_highest(left, GROUP_VECTORS, h, NOWHERE);
 }
 
 /* Drop what later panels have shown to be too low. */
@@ -427,18 +449,10 @@ static void decide(const search *job, const scratch *own, int64_t row, int r) {
 static void nearest_of_blocks(void *argument, int64_t *next) {
     search *job = argument;
     int64_t d4 = fours(job->d), n_blocks = (job->n + BLOCK - 1) / BLOCK, block;
-    scratch *own = NULL;
-    if (posix_memalign((void **)&own, 64, sizeof *own)) own = NULL;
-    int8_t *code = NULL;
-    int32_t *product = NULL;
-    if (posix_memalign((void **)&code, 64, (size_t)(BLOCK * d4 * 4))) code = NULL;
-    if (posix_memalign((void **)&product, 64, sizeof(int32_t) * BLOCK * PANEL)) product = NULL;
-    if (!own || !code || !product) __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
-    while (own && code && product && (block = taken(next)) < n_blocks) {
+    scratch *own = allocated((int64_t)sizeof *own + BLOCK * d4 * 4, &job->failed);
+    while (own && (block = taken(next)) < n_blocks) {
         int64_t start = block * BLOCK;
         int rows = (int)(job->n - start < BLOCK ? job->n - start : BLOCK);
-        own->code = code;
-        own->product = product;
         lay_out(job, start, rows, own);
         for (int i = 0; i < BLOCK * GROUPS; i++) (&own->maxima[0][0])[i] = INT32_MIN;
         for (int64_t first = 0; first < job->k; first += PANEL) {
@@ -446,8 +460,8 @@ static void nearest_of_blocks(void *argument, int64_t *next) {
             for (int64_t c = 0; c < columns; c += TILE_COLUMNS) {
                 const uint8_t *packed = job->packed + (first + c) * d4 * 4;
                 for (int r = 0; r < rows; r += TILE_ROWS) {
-                    const int8_t *from = code + r * d4 * 4;
-                    int32_t *to = product + r * PANEL + c, *maxima = own->maxima[r] + c % GROUPS;
+                    const int8_t *from = own->code + r * d4 * 4;
+                    int32_t *to = own->product + r * PANEL + c, *maxima = own->maxima[r] + c % GROUPS;
                     if (c + TILE_COLUMNS <= columns)
                         multiply(from, packed, d4, to, maxima);
                     else
@@ -456,7 +470,7 @@ static void nearest_of_blocks(void *argument, int64_t *next) {
             }
             /* Picking goes by 64 columns. */
             for (int64_t c = padded(columns); c % 64; c++)
-                for (int r = 0; r < rows; r++) product[r * PANEL + c] = NOWHERE;
+                for (int r = 0; r < rows; r++) own->product[r * PANEL + c] = NOWHERE;
             for (int r = 0; r < rows; r++)
                 if (!own->too_many[r]) pick(own, r, first, columns, job->h, job->slack[start + r]);
         }
@@ -470,8 +484,6 @@ static void nearest_of_blocks(void *argument, int64_t *next) {
         }
     }
     free(own);
-    free(code);
-    free(product);
 }
 
 /* 0, or 1 where there was no memory, or sizes are not as they must be: k at least 2 * h, h at most 32, d at most 2^14.
@@ -527,26 +539,13 @@ INLINE reals reals_without(reals a, reals b) {
     return _mm256_blendv_ps(a, _mm256_set1_ps(-INFINITY), _mm256_cmp_ps(a, b, _CMP_EQ_OQ));
 }
 
-#else /* right on any CPU, but slow: nothing in the package uses it there but the tests */
+#else
 
-#define NO_PRODUCT_SUMS
+#define NO_PRODUCT_SUMS 1
 #define WIDTH 8
 #define STRIP_ROWS 2
 #define STRIP_VECTORS 1
-typedef struct {
-    float lane[WIDTH];
-} reals;
-INLINE reals reals_load(const float *p) {
-    reals a;
-    memcpy(&a, p, sizeof a);
-    return a;
-}
-INLINE void reals_store(float *p, reals a) { memcpy(p, &a, sizeof a); }
-INLINE reals reals_all(float b) {
-    reals a;
-    for (int i = 0; i < WIDTH; i++) a.lane[i] = b;
-    return a;
-}
+DEFINE_PLAIN(reals, float, WIDTH, -INFINITY)
 INLINE reals reals_sum(reals a, reals b) {
     for (int i = 0; i < WIDTH; i++) a.lane[i] += b.lane[i];
     return a;
@@ -555,29 +554,15 @@ INLINE reals reals_product_sum(reals a, reals b, reals c) {
     for (int i = 0; i < WIDTH; i++) c.lane[i] += a.lane[i] * b.lane[i];
     return c;
 }
-INLINE reals reals_max(reals a, reals b) {
-    for (int i = 0; i < WIDTH; i++) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
-    return a;
-}
-INLINE uint32_t reals_at_least(reals a, reals b) {
-    uint32_t mask = 0;
-    for (int i = 0; i < WIDTH; i++) mask |= (uint32_t)(a.lane[i] >= b.lane[i]) << i;
-    return mask;
-}
-INLINE reals reals_without(reals a, reals b) {
-    for (int i = 0; i < WIDTH; i++) a.lane[i] = a.lane[i] == b.lane[i] ? -INFINITY : a.lane[i];
-    return a;
-}
 
 #endif
 
-INLINE float reals_highest(reals a) {
-    float lane[WIDTH], best;
-    reals_store(lane, a);
-    best = lane[0];
-    for (int i = 1; i < WIDTH; i++) best = lane[i] > best ? lane[i] : best;
-    return best;
-}
+#ifndef NO_PRODUCT_SUMS
+#define NO_PRODUCT_SUMS 0
+#endif
+
+DEFINE_HIGHEST(reals, float, WIDTH)
+DEFINE_HTH_HIGHEST(reals, float, -INFINITY)
 
 #define STRIP (WIDTH * STRIP_VECTORS)
 /* Rows that meet a strip of components while it is in the cache. */
@@ -601,13 +586,7 @@ typedef struct {
 INLINE int64_t in_strips(int64_t k) { return (k + STRIP - 1) / STRIP * STRIP; }
 
 /* Whether float32 is multiplied and added in one instruction; if not, torch's product is the faster one. */
-int siammm_multiplies_floats(void) {
-#if defined(NO_PRODUCT_SUMS)
-    return 0;
-#else
-    return 1;
-#endif
-}
+int siammm_multiplies_floats(void) { return !NO_PRODUCT_SUMS; }
 
 /* How many numbers ``packed`` holds for siammm_nearest_by_floats. */
 int64_t siammm_packed_floats(int64_t k, int64_t d) { return in_strips(k) * (d + 1); }
@@ -668,20 +647,10 @@ INLINE void multiply_floats(
    where some are equal. There must be h components or more, and h is at most GROUPS. */
 static float reached_by(const float *score, int64_t columns, int64_t h) {
     reals left[GROUPS / WIDTH];
-    float bound = -INFINITY;
     for (int v = 0; v < GROUPS / WIDTH; v++) left[v] = reals_load(score + v * WIDTH);
     for (int64_t start = GROUPS; start < columns; start += GROUPS)
         for (int v = 0; v < GROUPS / WIDTH; v++) left[v] = reals_max(left[v], reals_load(score + start + v * WIDTH));
-    for (int64_t i = 0; i < h; i++) {
-        reals best = left[0];
-        for (int v = 1; v < GROUPS / WIDTH; v++) best = reals_max(best, left[v]);
-        float highest = reals_highest(best);
-        if (highest == -INFINITY) break; /* all groups are equal to one of those before, and they are at least h */
-        bound = highest;
-        best = reals_all(highest);
-        for (int v = 0; v < GROUPS / WIDTH; v++) left[v] = reals_without(left[v], best);
-    }
-    return bound;
+    return reals_hth_highest(left, GROUPS / WIDTH, h, -INFINITY);
 }
 
 /* Put those of a row's scores that are high enough in their places among its best. */
@@ -707,9 +676,7 @@ static void nearest_by_floats(void *argument, int64_t *next) {
     int64_t d = job->d, h = job->h, n_blocks = (job->n + MANY_ROWS - 1) / MANY_ROWS, block;
     /* Parts of equal depth. */
     int64_t parts = (d + DEPTH - 1) / DEPTH, depth = (d + parts - 1) / parts;
-    float *score = NULL;
-    if (posix_memalign((void **)&score, 64, sizeof(float) * MANY_ROWS * SCORED)) score = NULL;
-    if (!score) __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+    float *score = allocated((int64_t)sizeof(float) * MANY_ROWS * SCORED, &job->failed);
     while (score && (block = taken(next)) < n_blocks) {
         int64_t start = block * MANY_ROWS;
         int rows = (int)(job->n - start < MANY_ROWS ? job->n - start : MANY_ROWS);
@@ -740,7 +707,7 @@ static void nearest_by_floats(void *argument, int64_t *next) {
                 keep_best(score + r * SCORED, first, columns, h, best_score + r * h, best_index + r * h);
         }
         for (int r = 0; r < rows; r++)
-            if (best_index[r * h + h - 1] == INT64_MAX) __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+            if (best_index[r * h + h - 1] == INT64_MAX) fail(&job->failed);
     }
     free(score);
 }
@@ -771,13 +738,18 @@ typedef struct {
     const float *x;
     const int64_t *index;
     const float *weight;
-    float *total;
-    double *count;
-    /* By part of the rows; the first has the result. */
-    float **part_total;
-    double **part_count;
+    /* The first part of the rows has the result for its sums; the others follow here. */
+    float *total, *more_totals;
+    double *count, *more_counts;
     int failed;
 } sums;
+
+INLINE float *total_of(const sums *job, int64_t part) {
+    return part ? job->more_totals + (part - 1) * job->k * job->d : job->total;
+}
+INLINE double *count_of(const sums *job, int64_t part) {
+    return part ? job->more_counts + (part - 1) * job->k : job->count;
+}
 
 INLINE void add(float *total, const float *x, float weight, int64_t d) {
     int64_t j = 0;
@@ -792,12 +764,12 @@ static void sums_of_parts(void *argument, int64_t *next) {
         int64_t of_rows = part / job->column_parts, first = part % job->column_parts * job->width;
         int64_t width = job->d - first < job->width ? job->d - first : job->width;
         int64_t start = job->n * of_rows / job->row_parts * h, stop = job->n * (of_rows + 1) / job->row_parts * h;
-        float *total = job->part_total[of_rows] + first;
-        double *count = job->part_count[of_rows];
+        float *total = total_of(job, of_rows) + first;
+        double *count = count_of(job, of_rows);
         int outside = 0;
         for (int64_t e = start; e < stop; e++) outside |= (uint64_t)job->index[e] >= (uint64_t)job->k;
         if (outside) {
-            __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+            fail(&job->failed);
             continue;
         }
         for (int64_t i = start; i < stop; i += h) {
@@ -820,8 +792,8 @@ static void sums_of_sums(void *argument, int64_t *next) {
     while ((block = taken(next)) * AT_ONCE < job->k) {
         int64_t first = block * AT_ONCE, stop = first + AT_ONCE < job->k ? first + AT_ONCE : job->k;
         for (int64_t part = 1; part < job->row_parts; part++) {
-            add(job->total + first * job->d, job->part_total[part] + first * job->d, 1.0f, (stop - first) * job->d);
-            for (int64_t c = first; c < stop; c++) job->count[c] += job->part_count[part][c];
+            add(job->total + first * job->d, total_of(job, part) + first * job->d, 1.0f, (stop - first) * job->d);
+            for (int64_t c = first; c < stop; c++) job->count[c] += count_of(job, part)[c];
         }
     }
 }
@@ -838,29 +810,19 @@ int siammm_sums(
     int64_t width = (d * row_parts + n_threads - 1) / n_threads;
     width = (width + 31) / 32 * 32;
     int64_t column_parts = (d + width - 1) / width;
-    float **part_total = calloc((size_t)row_parts, sizeof *part_total);
-    double **part_count = calloc((size_t)row_parts, sizeof *part_count);
-    int failed = !part_total || !part_count;
-    for (int64_t part = 0; !failed && part < row_parts; part++) {
-        part_total[part] = part ? calloc((size_t)(k * d), sizeof(float)) : total;
-        part_count[part] = part ? calloc((size_t)k, sizeof(double)) : count;
-        failed = !part_total[part] || !part_count[part];
+    sums job = {n, k, d, h, row_parts, column_parts, width, x, index, weight, total, NULL, count, NULL, 0};
+    if (row_parts > 1) {
+        job.more_totals = calloc((size_t)((row_parts - 1) * k * d), sizeof(float));
+        job.more_counts = calloc((size_t)((row_parts - 1) * k), sizeof(double));
+        job.failed = !job.more_totals || !job.more_counts;
     }
-    if (!failed) {
-        sums job = {
-            n, k, d, h, row_parts, column_parts, width, x, index, weight, total, count, part_total, part_count, 0
-        };
+    if (!job.failed) {
         together(sums_of_parts, &job, n_threads);
         if (row_parts > 1) together(sums_of_sums, &job, n_threads);
-        failed = job.failed;
     }
-    for (int64_t part = 1; part < row_parts; part++) {
-        if (part_total) free(part_total[part]);
-        if (part_count) free(part_count[part]);
-    }
-    free(part_total);
-    free(part_count);
-    return failed;
+    free(job.more_totals);
+    free(job.more_counts);
+    return job.failed;
 }
 
 /* ---- shares ---- */

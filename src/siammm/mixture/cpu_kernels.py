@@ -76,14 +76,12 @@ def library() -> ctypes.CDLL | None:
 
 def multiplies_bytes() -> bool:
     """Whether there is a library, and it has the CPU multiply bytes."""
-    compiled = library()
-    return compiled is not None and bool(compiled.siammm_multiplies_bytes())
+    return bool((compiled := library()) and compiled.siammm_multiplies_bytes())
 
 
 def multiplies_floats() -> bool:
     """Whether there is a library, and its search in float32 is faster than torch's: with AVX2 or AVX-512."""
-    compiled = library()
-    return compiled is not None and bool(compiled.siammm_multiplies_floats())
+    return bool((compiled := library()) and compiled.siammm_multiplies_floats())
 
 
 def floats_pay(x_ND: Tensor, k: int, d: int) -> bool:
@@ -91,7 +89,7 @@ def floats_pay(x_ND: Tensor, k: int, d: int) -> bool:
     return k >= _FEWEST_COMPONENTS and worthwhile(x_ND, k, d) and multiplies_floats()
 
 
-def nearest(
+def nearest_by_bytes(
     x_ND: Tensor,
     x_code_ND: Tensor,
     w_KD: Tensor,

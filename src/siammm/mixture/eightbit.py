@@ -88,7 +88,9 @@ class Bytes:
         return Bytes(self.code_ND[rows], self.step_N[rows])
 
 
-def nearest(x_ND: Tensor, w_KD: Tensor, n_neighbours: int, x_bytes: Bytes | None = None) -> tuple[Tensor, Tensor]:
+def search_by_bytes(
+    x_ND: Tensor, w_KD: Tensor, n_neighbours: int, x_bytes: Bytes | None = None
+) -> tuple[Tensor, Tensor]:
     """The scores and numbers of the H components with the highest x.w, best first.
 
     ``x_bytes`` are the rows rounded, for a caller who searches the same rows again and again.
@@ -146,7 +148,7 @@ def _compiled(x_ND: Tensor, components: _Rounded, n_neighbours: int, low: Bytes)
     # The H-th best score is at least the H-th highest product's worth less what is hidden, so a component takes part
     # only if its product is less by no more than twice that; the pass notices where chance would have it otherwise.
     slack_N = (2 * components.hidden(low.step_N) / scale_N + 1).clamp_max(cpu_kernels.MAX_SLACK).int()
-    found = cpu_kernels.nearest(
+    found = cpu_kernels.nearest_by_bytes(
         x_ND,
         low.code_ND,
         components.w_KD,

@@ -83,7 +83,7 @@ def weigh(
 
     Eq. 8 for H = 1, Eq. 10 above. Shapes: index_NH int64, weight_NH with rows that sum to 1, log_likelihood_N.
     """
-    score_NH, index_NH = nearest(components, assignment, x_ND, x_bytes)
+    score_NH, index_NH = nearest_components(components, assignment, x_ND, x_bytes)
     log_joint_NH = components.log_joint_of(x_ND, score_NH, index_NH)
     if index_NH.shape[1] == 1:
         return index_NH, torch.ones_like(score_NH), log_joint_NH[:, 0]
@@ -97,7 +97,7 @@ def weigh(
     return index_NH, _shares(logit_NH, k, d)[0], log_sum_N
 
 
-def nearest(
+def nearest_components(
     components: Components, assignment: Assignment, x_ND: Tensor, x_bytes: Bytes | None = None
 ) -> tuple[Tensor, Tensor]:
     """The scores and numbers of the H nearest components of each sample, nearest first: score_NH, index_NH int64."""
@@ -107,7 +107,7 @@ def nearest(
     backend = neighbours.choose_backend(
         assignment.backend, x_ND.device, x_ND.dtype, d=d, k=k, n_neighbours=n_neighbours
     )
-    return neighbours.nearest(x_ND, w_KD, b_K, n_neighbours, backend=backend, x_bytes=x_bytes)
+    return neighbours.search(x_ND, w_KD, b_K, n_neighbours, backend=backend, x_bytes=x_bytes)
 
 
 def _shares(logit_NH: Tensor, k: int, d: int) -> tuple[Tensor, Tensor]:
@@ -122,14 +122,8 @@ def e_step(samples: Samples, components: Components, assignment: Assignment) -> 
     count_K, nearest_K = torch.zeros_like(components.weight_K), torch.zeros_like(components.weight_K)
     total_KF: Tensor | None = None
     log_likelihood = torch.zeros_like(count_K[0])
-    backend = neighbours.choose_backend(
-        assignment.backend,
-        samples.device,
-        samples.dtype,
-        d=samples.n_columns,
-        k=k,
-        n_neighbours=assignment.n_neighbours,
-    )
+    sizes = {"d": samples.n_columns, "k": k, "n_neighbours": assignment.n_neighbours}
+    backend = neighbours.choose_backend(assignment.backend, samples.device, samples.dtype, **sizes)
     for start, x_ND in samples.chunks(pass_rows(samples, k, assignment)):
         t_NF = components.statistic(x_ND)
         if assignment.rule == "posterior":

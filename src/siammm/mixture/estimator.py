@@ -15,12 +15,7 @@ from siammm.core.checks import check_at_least, check_number, check_one_of, check
 from siammm.core.errors import InputError
 from siammm.mixture import em, vmf
 from siammm.mixture.base import Matrix, Mixture, as_parameter, in_the_form_of
-from siammm.mixture.components import (
-    CONCENTRATION_RULES,
-    Components,
-    ConcentrationSettings,
-    VonMisesFisherComponents,
-)
+from siammm.mixture.components import CONCENTRATION_RULES, Components, ConcentrationSettings, VonMisesFisherComponents
 from siammm.mixture.em import AssignmentRule
 from siammm.mixture.gaussian import COVARIANCES, Covariance, GaussianComponents
 from siammm.mixture.merge import MergeRule
@@ -108,6 +103,10 @@ class VonMisesFisherMixture(Mixture):
     (1, (60, 3))
     """
 
+    concentration: Any
+    concentration_dims: int | None
+    small_sample_correction: bool | None
+    concentration_shrinkage: float | None
     mean_directions_: Any
     concentrations_: Any
 
@@ -139,28 +138,7 @@ class VonMisesFisherMixture(Mixture):
         random_state: Any = None,
         progress: bool = False,
     ) -> None:
-        self.n_components = n_components
-        self.n_neighbours = n_neighbours
-        self.temperature = temperature
-        self.assignment = assignment
-        self.size_weighting = size_weighting
-        self.merge = merge
-        self.merge_threshold = merge_threshold
-        self.merge_floor = merge_floor
-        self.merge_share = merge_share
-        self.concentration = concentration
-        self.concentration_dims = concentration_dims
-        self.small_sample_correction = small_sample_correction
-        self.concentration_shrinkage = concentration_shrinkage
-        self.init = init
-        self.n_init = n_init
-        self.max_iter = max_iter
-        self.tol = tol
-        self.warm_start = warm_start
-        self.device = device
-        self.backend = backend
-        self.random_state = random_state
-        self.progress = progress
+        self._keep(locals())
 
     def _settings(self) -> ConcentrationSettings:
         textbook = self.assignment == "posterior"
@@ -217,12 +195,8 @@ class VonMisesFisherMixture(Mixture):
         if self.concentration_dims is not None:
             check_at_least("concentration_dims", self.concentration_dims, 2)
         if self.concentration_shrinkage is not None:
-            check_number(
-                "concentration_shrinkage",
-                self.concentration_shrinkage,
-                lambda value: 0 <= value < float("inf"),
-                "it must be 0 or more",
-            )
+            shrinkage = self.concentration_shrinkage
+            check_number("concentration_shrinkage", shrinkage, lambda n: 0 <= n < float("inf"), "it must be 0 or more")
 
 
 class GaussianMixture(Mixture):
@@ -278,25 +252,7 @@ class GaussianMixture(Mixture):
         random_state: Any = None,
         progress: bool = False,
     ) -> None:
-        self.n_components = n_components
-        self.covariance = covariance
-        self.n_neighbours = n_neighbours
-        self.temperature = temperature
-        self.assignment = assignment
-        self.size_weighting = size_weighting
-        self.merge = merge
-        self.merge_threshold = merge_threshold
-        self.merge_floor = merge_floor
-        self.merge_share = merge_share
-        self.init = init
-        self.n_init = n_init
-        self.max_iter = max_iter
-        self.tol = tol
-        self.warm_start = warm_start
-        self.device = device
-        self.backend = backend
-        self.random_state = random_state
-        self.progress = progress
+        self._keep(locals())
 
     def _prepare(self, samples: Samples, *, reset: bool) -> None:
         """Centre the rows on the mean of the data that is or was fitted."""

@@ -71,7 +71,7 @@ def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def nearest(x_ND: Tensor, w_KD: Tensor, b_K: Tensor | None, n_neighbours: int) -> tuple[Tensor, Tensor]:
+def search_on_gpu(x_ND: Tensor, w_KD: Tensor, b_K: Tensor | None, n_neighbours: int) -> tuple[Tensor, Tensor]:
     """The scores and numbers of the H components with the highest scores, best first; float32 and int64."""
     n, d = x_ND.shape
     k = w_KD.shape[0]
@@ -178,15 +178,7 @@ def sum_of_distances(mu_KD: Tensor) -> Tensor:
     assert settings is not None, "supports() was not asked"
     n_tiles = triton.cdiv(k, settings["BLOCK"])
     partial = torch.empty(n_tiles, dtype=torch.float64, device=mu_KD.device)
-    _distance_sums[(n_tiles,)](
-        low,
-        partial,
-        k,
-        n_tiles,
-        D=d,
-        BLOCK_D=triton.next_power_of_2(d),
-        **settings,
-    )
+    _distance_sums[(n_tiles,)](low, partial, k, n_tiles, D=d, BLOCK_D=triton.next_power_of_2(d), **settings)
     return partial.sum()
 
 
@@ -404,15 +396,7 @@ if triton is not None:
         tl.store(total_ptr + component * F + feature, total, mask=feature < F)
 
     @triton.jit(do_not_specialize=["k", "n_tiles"])
-    def _distance_sums(
-        mu_ptr,
-        partial_ptr,
-        k,
-        n_tiles,
-        D: tl.constexpr,
-        BLOCK_D: tl.constexpr,
-        BLOCK: tl.constexpr,
-    ):
+    def _distance_sums(mu_ptr, partial_ptr, k, n_tiles, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr):
         # Tile row i meets the tiles i, i + 1, ... half-way round the circle, so that every pair of tiles meets once and
         # every program does the same work.
         i = tl.program_id(0)

@@ -1,9 +1,22 @@
-"""Which components to merge, in which order, and the tree that this makes.
+"""Merging: which components become one, in which order, when it stops, and the tree that this makes.
 
-Eq. 11 merges pairs whose distance is far below the mean of all. Read as "every such pair" it joins everything in one
-round; read as "every such pair of mutual nearest neighbours" it has the paper's pace, but no stop of its own on
-embeddings that stand still. ``merge="paper"`` is that reading with a floor. ``merge="auto"`` stops by the test in
-``acceptance.py``.
+What happens on ``merge="auto"`` (``Mixture.fit`` calls ``merged`` after seeding and before its EM steps):
+
+1. Start from ``n_components`` small components, several times as many as expected.
+2. Run three EM steps (``_settled``), then one round of merging (``merge_round``).
+3. A round first drops components that no sample is nearest to.
+4. Each component is compared with its three nearest (``acceptance.nearby_pairs``). ``acceptance.evidence`` tests
+   whether two groups describe the members of a pair better than one, and whether each component stands alone.
+5. ``acceptance.proposals`` picks the pairs to merge: those that are not clearly two, or with one that does not stand
+   alone. At most ``merge_share`` of the components disappears in a round, and never below ``merge_floor``.
+6. Repeat from 2 until a round changes nothing.
+7. Offer every component a split along its main axis (``_split``). Halves that pass the same test start from 2 again, at
+   most four times; a split that does not raise the number of components ends the search.
+8. ``MergeHistory`` records each round; ``merges_`` of the estimator is its tree.
+
+On ``merge="paper"`` step 4 is Eq. 11 instead: merge two components that are each other's nearest if their distance is
+far below the mean distance of all pairs. That has the paper's pace, but no stop of its own; so ``merge_floor`` is the
+stop, and there is no step 7. (Read as "merge every pair that close", Eq. 11 joins everything in one round.)
 
 Legend:  K components, D dimensions, P pairs, z the standardised distance of Eq. 11, zeta its threshold.
 """
@@ -182,7 +195,7 @@ def _without_empty(
     """Let the nearest of the components that are kept take in each one that no sample is nearest to."""
     w_KD = components.centre_KD[kept].float()
     bias_K = None if settings.unit else -0.5 * (w_KD**2).sum(dim=1)
-    group_K = kept[neighbours.nearest(components.centre_KD.float(), w_KD, bias_K, 1)[1][:, 0]]
+    group_K = kept[neighbours.search(components.centre_KD.float(), w_KD, bias_K, 1)[1][:, 0]]
     group_K[kept] = kept
     return _joined(components, statistics, group_K, history)
 
@@ -230,12 +243,8 @@ def pair_moments(centre_KD: Tensor, *, unit: bool) -> tuple[float, float]:
 
 def nearest_others(centre_KD: Tensor, *, unit: bool) -> tuple[Tensor, Tensor]:
     """The nearest other centre of each, nearest_K, and its distance, distance_K float64."""
-    single_KD = centre_KD.float()
-    k, d = single_KD.shape
-    bias_K = None if unit else -0.5 * (single_KD**2).sum(dim=1)
-    backend = neighbours.choose_backend("auto", single_KD.device, torch.float32, d=d, k=k, n_neighbours=2)
-    _, index = neighbours.nearest(single_KD, single_KD, bias_K, 2, backend=backend)
-    itself = torch.arange(k, device=index.device)
+    index = neighbours.nearest_centres(centre_KD, 2, unit=unit)
+    itself = torch.arange(centre_KD.shape[0], device=index.device)
     # Of two identical centres either may come first.
     nearest_K = torch.where(index[:, 0] == itself, index[:, 1], index[:, 0])
     double_KD = centre_KD.double()

@@ -60,7 +60,7 @@ def score_chunk_rows(device: torch.device, dtype: torch.dtype, k: int) -> int:
     return max(16, budget // (dtype.itemsize * max(1, k)))
 
 
-def nearest(
+def search(
     x_ND: Tensor,
     w_KD: Tensor,
     b_K: Tensor | None,
@@ -74,9 +74,9 @@ def nearest(
     Shapes: score_NH in x's type, index_NH int64. ``x_bytes``: the rows in low precision, where the caller keeps them.
     """
     if backend == "triton":
-        return kernels.nearest(x_ND, w_KD, b_K, n_neighbours)
+        return kernels.search_on_gpu(x_ND, w_KD, b_K, n_neighbours)
     if backend == "low-precision" and b_K is None:  # a bias of any size has no place in a byte
-        return eightbit.nearest(x_ND, w_KD, n_neighbours, x_bytes)
+        return eightbit.search_by_bytes(x_ND, w_KD, n_neighbours, x_bytes)
     if cpu_kernels.floats_pay(x_ND, *w_KD.shape):
         found = cpu_kernels.nearest_by_floats(x_ND, w_KD, b_K, n_neighbours)
         if found is not None:
@@ -89,6 +89,15 @@ def nearest(
         score_NK = x_ND[piece] @ w_KD.T if b_K is None else torch.addmm(b_K, x_ND[piece], w_KD.T)
         score_NH[piece], index_NH[piece] = _top(score_NK, n_neighbours)
     return score_NH, index_NH
+
+
+def nearest_centres(centre_KD: Tensor, count: int, *, unit: bool) -> Tensor:
+    """The nearest centres of each centre, index_KH, nearest first; it is among them itself, in general as the first."""
+    w_KD = centre_KD.float()
+    k, d = w_KD.shape
+    bias_K = None if unit else -0.5 * (w_KD**2).sum(dim=1)
+    backend = choose_backend("auto", w_KD.device, torch.float32, d=d, k=k, n_neighbours=count)
+    return search(w_KD, w_KD, bias_K, count, backend=backend)[1]
 
 
 def _top(score_NK: Tensor, n_neighbours: int) -> tuple[Tensor, Tensor]:

@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 
 class FitProgress:
     """Shows rounds of merging and EM steps while a fit runs, if enabled."""
 
     def __init__(self, *, enabled: bool) -> None:
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
-        if enabled:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TimeElapsedColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._task = self._bar.add_task("starting", total=None)
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not enabled)
+        self._task = self._bar.add_task("starting", total=None)
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
     def start_run(self, restart: int, restarts: int) -> None:
         """A start of ``n_init`` begins."""
@@ -53,5 +39,4 @@ class FitProgress:
         self._show(f"EM step {step}: log likelihood {log_likelihood:.4f}", step, max_iter)
 
     def _show(self, text: str, completed: int, total: int | None) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=text, completed=completed, total=total)
+        self._bar.update(self._task, description=text, completed=completed, total=total)

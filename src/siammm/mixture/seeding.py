@@ -102,7 +102,7 @@ def _settled(x_SD: Tensor, centre_MD: Tensor) -> tuple[Tensor, Tensor]:
     count_M = torch.ones(centre_MD.shape[0], dtype=x_SD.dtype, device=x_SD.device)
     for _ in range(_SETTLING_STEPS):
         bias_M = -0.5 * (centre_MD**2).sum(dim=1)
-        _, index = neighbours.nearest(x_SD, centre_MD, bias_M, 1)
+        _, index = neighbours.search(x_SD, centre_MD, bias_M, 1)
         count_M = torch.bincount(index[:, 0], minlength=centre_MD.shape[0]).to(x_SD.dtype)
         total_MD = torch.zeros_like(centre_MD).index_add_(0, index[:, 0], x_SD)
         alive = count_M > 0
