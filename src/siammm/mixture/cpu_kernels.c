@@ -503,18 +503,22 @@ int siammm_nearest(
 
 /* Vectors of float32, as wide as the CPU multiplies and adds them in one instruction. Of these, too, tests build all
    three kinds. Unlike with bytes the compiler keeps the sums in registers by itself. */
+/* What Intel names alike for both widths. */
+#define DEFINE_REALS(mm) \
+    INLINE reals reals_load(const float *p) { return mm##_loadu_ps(p); } \
+    INLINE void reals_store(float *p, reals a) { mm##_storeu_ps(p, a); } \
+    INLINE reals reals_all(float a) { return mm##_set1_ps(a); } \
+    INLINE reals reals_sum(reals a, reals b) { return mm##_add_ps(a, b); } \
+    INLINE reals reals_product_sum(reals a, reals b, reals c) { return mm##_fmadd_ps(a, b, c); } \
+    INLINE reals reals_max(reals a, reals b) { return mm##_max_ps(a, b); }
+
 #if defined(__AVX512F__) && !defined(NARROW)
 
 #define WIDTH 16
 #define STRIP_ROWS 6
 #define STRIP_VECTORS 4
 typedef __m512 reals;
-INLINE reals reals_load(const float *p) { return _mm512_loadu_ps(p); }
-INLINE void reals_store(float *p, reals a) { _mm512_storeu_ps(p, a); }
-INLINE reals reals_all(float a) { return _mm512_set1_ps(a); }
-INLINE reals reals_sum(reals a, reals b) { return _mm512_add_ps(a, b); }
-INLINE reals reals_product_sum(reals a, reals b, reals c) { return _mm512_fmadd_ps(a, b, c); }
-INLINE reals reals_max(reals a, reals b) { return _mm512_max_ps(a, b); }
+DEFINE_REALS(_mm512)
 INLINE uint32_t reals_at_least(reals a, reals b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 INLINE reals reals_without(reals a, reals b) {
     return _mm512_mask_mov_ps(a, _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), _mm512_set1_ps(-INFINITY));
@@ -526,12 +530,7 @@ INLINE reals reals_without(reals a, reals b) {
 #define STRIP_ROWS 6
 #define STRIP_VECTORS 2
 typedef __m256 reals;
-INLINE reals reals_load(const float *p) { return _mm256_loadu_ps(p); }
-INLINE void reals_store(float *p, reals a) { _mm256_storeu_ps(p, a); }
-INLINE reals reals_all(float a) { return _mm256_set1_ps(a); }
-INLINE reals reals_sum(reals a, reals b) { return _mm256_add_ps(a, b); }
-INLINE reals reals_product_sum(reals a, reals b, reals c) { return _mm256_fmadd_ps(a, b, c); }
-INLINE reals reals_max(reals a, reals b) { return _mm256_max_ps(a, b); }
+DEFINE_REALS(_mm256)
 INLINE uint32_t reals_at_least(reals a, reals b) {
     return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ));
 }
