@@ -30,40 +30,52 @@ class Components(Protocol):
     @property
     def centre_KD(self) -> Tensor:
         """Where each component is: what merging compares and a warm start carries over."""
+        ...
 
     @property
     def weight_K(self) -> Tensor:
         """Mixing weights, which sum to 1."""
+        ...
 
     def statistic(self, x_ND: Tensor) -> Tensor:
         """t(x), t_NF: what the M step averages."""
+        ...
 
     def ranking(self, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """The affine score (w_KD, b_K) whose largest values are the nearest components, in the type of ``like``."""
+        ...
 
     def similarity(self, score_NH: Tensor, x_ND: Tensor) -> Tensor:
         """The ranking's scores as what Eq. 10 divides by the temperature."""
+        ...
 
     def log_joint(self, x_ND: Tensor) -> Tensor:
         """log weight_k + log f_k(x) for all components, NK; for chunks only."""
+        ...
 
     def log_joint_of(self, x_ND: Tensor, score_NH: Tensor, index_NH: Tensor) -> Tensor:
         """The same for chosen components whose ranking scores are known, NH."""
+        ...
 
     def estimated(self, count_K: Tensor, mean_KF: Tensor) -> Self:
         """The M step: components that fit these counts and mean statistics; those without samples stay as they are."""
+        ...
 
     def respread(self, count_K: Tensor, mean_KF: Tensor) -> Self:
         """Weights and spreads that fit these counts and mean statistics, about the centres as they are."""
+        ...
 
     def placed(self, centre_KD: Tensor) -> Self:
         """Components of the same kind at other centres, before anything is known of their spread."""
+        ...
 
     def taken(self, index: Tensor) -> Self:
         """A selection of the components, weights scaled to sum to 1."""
+        ...
 
     def n_parameters(self) -> int:
         """Free parameters of the mixture, for the information criteria."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
