@@ -61,7 +61,7 @@ def main() -> None:
     if args.action == "run":
         run(study, args.data, args.output, args.at_once, time.monotonic() + args.seconds)
     else:
-        table(study, args.output)
+        table(args.study, study, args.output)
 
 
 def command(study: dict[str, Any], cell: str, seed: int, data: str, folder: Path) -> list[str]:
@@ -124,13 +124,13 @@ def _share_gpu() -> None:
         subprocess.run([control, "-d"], check=False)
 
 
-def table(study: dict[str, Any], output: Path) -> None:
+def table(path: Path, study: dict[str, Any], output: Path) -> None:
     """Write the result of all cells that have a record."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for cell, seed in itertools.product(study["cells"], study["seeds"]):
-        path = output / f"{cell}-{seed}.json"
-        if path.exists():
-            found.setdefault(cell, {})[seed] = json.loads(path.read_text())
+        file = output / f"{cell}-{seed}.json"
+        if file.exists():
+            found.setdefault(cell, {})[seed] = json.loads(file.read_text())
     runs = [run for seeds in found.values() for run in seeds.values()]
     if not runs:
         sys.exit(f"There is no record of a cell in {output}; run the study first.")
@@ -148,6 +148,7 @@ def table(study: dict[str, Any], output: Path) -> None:
     header = ["cell", "seeds", *columns, f"kNN, points above {study['baseline']}"]
     settings = "\n".join(f"- {cell}: `{json.dumps(study['cells'][cell])}`" for cell in found)
     predictions = "\n".join(f"- {text}" for text in study["predictions"])
+    findings = f"\nWhat came out:\n\n{chr(10).join(f'- {text}' for text in study.get('findings', []))}\n"
     body = f"""{study["text"]}
 
 {record.table(header, rows)}
@@ -159,7 +160,7 @@ nor clustered; the scores of clusters and groups are of the training images.
 Predictions, written before the study ran:
 
 {predictions}
-
+{findings}
 All cells share `{json.dumps(study["shared"])}`; each changes:
 
 {settings}
@@ -168,7 +169,7 @@ All cells share `{json.dumps(study["shared"])}`; each changes:
         name: "; ".join(dict.fromkeys(str(run.get(name, "not noted")) for run in runs))
         for name in ("commit", "hardware", "software")
     }
-    measured["command"] = f"python benchmarks/study.py run {study['name']} --data cifar10"
+    measured["command"] = f"python benchmarks/study.py run {path} --data cifar10 --at-once 4"
     seeds = ", ".join(map(str, study["seeds"]))
     n = f"{runs[0]['n']:,} training images, {runs[0]['n_judged']:,} judged"
     print(record.write(study["name"], study["title"], body, seeds=seeds, n=n, measured=measured))
