@@ -29,10 +29,10 @@ def test_small_images_are_shown_pixel_by_pixel() -> None:
     source = open_source(images)
     shape = layout(source, 60, None)
     assert (shape.width, shape.height, shape.enlarge, shape.columns) == (32, 32, 4, 48)
-    made = make_sheets(source, range(60), shape, nothing)
-    assert made.number_M == list(range(60))
-    assert len(made.data) == 1
-    sheet = read(made.data[0])
+    sheets, number_M = make_sheets(source, range(60), shape, nothing)
+    assert number_M == list(range(60))
+    assert len(sheets) == 1
+    sheet = read(sheets[0])
     assert sheet.shape == (64, 48 * 32, 4)
     for i in range(60):
         row, column = divmod(i, 48)
@@ -64,7 +64,7 @@ def test_aspect_is_kept_by_padding(tmp_path: Path) -> None:
     source = open_source(tmp_path)
     shape = layout(source, 3, None)
     assert (shape.width, shape.height) == (96, 96)
-    sheet = read(make_sheets(source, [0, 1, 2], shape, nothing).data[0])
+    sheet = read(make_sheets(source, [0, 1, 2], shape, nothing)[0][0])
     for i, (height, width) in enumerate([(32, 96), (96, 32), (20, 20)]):
         cell = sheet[:96, 96 * i : 96 * i + 96]
         opaque = cell[..., 3] > 128
@@ -86,8 +86,8 @@ def test_what_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
     for i in range(5):
         (tmp_path / f"{i}.png").write_bytes(encoded(np.zeros((8, 8, 3), np.uint8)) if i % 2 == 0 else b"no image")
     source = open_source(tmp_path)
-    made = make_sheets(source, [4, 1, -1, 0, 2], layout(source, 5, None), nothing)
-    assert made.number_M == [0, -1, -1, 1, 2]
+    _, number_M = make_sheets(source, [4, 1, -1, 0, 2], layout(source, 5, None), nothing)
+    assert number_M == [0, -1, -1, 1, 2]
 
 
 def test_sheets_are_full_but_for_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,10 +95,10 @@ def test_sheets_are_full_but_for_the_last(monkeypatch: pytest.MonkeyPatch) -> No
     source = open_source(np.zeros((20, 8, 8, 3), np.uint8))
     shape = layout(source, 20, None)
     assert shape.per_sheet == 9
-    made = make_sheets(source, range(20), shape, nothing)
-    described = thumbnails.described(shape, 20, [None, None, "x/sheet-2.webp"])
-    assert len(made.data) == 3
-    assert [sheet["n_thumbnails"] for sheet in described["sheets"]] == [9, 9, 2]
+    sheets, _ = make_sheets(source, range(20), shape, nothing)
+    entry = thumbnails.sheets_entry(shape, 20, [None, None, "x/sheet-2.webp"])
+    assert len(sheets) == 3
+    assert [sheet["n_thumbnails"] for sheet in entry["sheets"]] == [9, 9, 2]
 
 
 def test_how_many_sheets_a_page_holds() -> None:

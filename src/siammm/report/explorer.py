@@ -25,7 +25,7 @@ from siammm.report import thumbnails
 from siammm.report.examples import chunks
 from siammm.report.gather import Gathered
 from siammm.report.json_numbers import number
-from siammm.report.schema import ClusterPage, Found, Neighbour, Search
+from siammm.report.schema import ImagePage, Neighbour, Search
 from siammm.runs.opened import OpenRun, load_encoder
 
 Order = Literal["central", "outlying"]
@@ -72,21 +72,21 @@ class Explorer:
 
     # -- images of clusters, and by name ------------------------------------------------------------------------------
 
-    def cluster(self, index: int, offset: int = 0, limit: int = 60, order: Order = "central") -> ClusterPage:
+    def cluster(self, index: int, offset: int = 0, limit: int = 60, order: Order = "central") -> ImagePage:
         """Some of a cluster's images."""
         if not 0 <= index < self.run.found.n_clusters:
             raise Missing(f"There is no cluster {index}; they are 0 to {self.run.found.n_clusters - 1}.")
         start, stop = int(self._start_K[index]), int(self._start_K[index + 1])
         images = self._order[order][start:stop][offset : offset + limit]
         cosine_N = self.gathered.measured.cosine_N
-        return ClusterPage(total=stop - start, images=[self._neighbour(i, cosine_N[i]) for i in images.tolist()])
+        return ImagePage(total=stop - start, images=[self._neighbour(i, cosine_N[i]) for i in images.tolist()])
 
-    def find(self, query: str, limit: int = 60) -> Found:
+    def find(self, query: str, limit: int = 60) -> ImagePage:
         """Images whose names hold a text, in any case."""
         wanted = query.casefold()
         images = [i for i, name in enumerate(self._folded) if wanted in name]
         cosine_N = self.gathered.measured.cosine_N
-        return Found(total=len(images), images=[self._neighbour(i, cosine_N[i]) for i in images[:limit]])
+        return ImagePage(total=len(images), images=[self._neighbour(i, cosine_N[i]) for i in images[:limit]])
 
     def _neighbour(self, image: int, similarity: float | np.ndarray) -> Neighbour:
         found = self.run.found
@@ -142,7 +142,7 @@ class Explorer:
             with without_zero_warnings():
                 share = mixture.predict_proba(embedding_1D.cpu().numpy())
                 density = float(np.asarray(mixture.score_samples(embedding_1D.cpu().numpy()))[0])
-            images, cosines = self._nearest(embedding_1D[0])
+            images, cosines = self._most_similar(embedding_1D[0])
         order = np.argsort(-share.data, kind="stable")[:_LIKELY]
         below = len(self._density_S) - int(np.searchsorted(self._density_S, density, side="right"))
         return Search(
@@ -162,7 +162,7 @@ class Explorer:
             loader.close()
 
     @torch.no_grad()
-    def _nearest(self, embedding_D: Tensor) -> tuple[list[int], list[float]]:
+    def _most_similar(self, embedding_D: Tensor) -> tuple[list[int], list[float]]:
         """The images whose embeddings are nearest, and their cosines, nearest first."""
         count = min(_NEIGHBOURS, self.run.found.n_images)
         if self._embedding_ND is not None:

@@ -135,7 +135,7 @@ def gather(run: OpenRun, settings: GatherSettings, tell: Tell = quiet) -> Gather
             y=numbers(place_M2[:, 1]),
             thumbnail=number_M,
         ),
-        thumbnails=thumbnails.described(layout, max(number_M, default=-1) + 1, urls),
+        thumbnails=thumbnails.sheets_entry(layout, max(number_M, default=-1) + 1, urls),
         tree=joined,
         figures=figures,
         suspects=suspects,
@@ -226,14 +226,12 @@ def _pictures(
         number_M = np.where(there, np.cumsum(there) - 1, -1).tolist()
         n_sheets = -(-int(there.sum()) // layout.per_sheet)
         return layout, number_M, [], 0, [f"{settings.sheets_beside}/{i}" for i in range(n_sheets)]
-    made = thumbnails.make_sheets(
+    sheets, number_M = thumbnails.make_sheets(
         run.source, position_M.tolist(), layout, lambda done, total: tell("making thumbnails", done, total)
     )
-    n_bad = made.number_M.count(-1)
+    n_bad = number_M.count(-1)
     if n_bad:
         notes.append(f"{n_bad:,} of the {len(image_M):,} images on this page can no longer be read.")
-    n_within = thumbnails.n_within(made.data, layout, max(made.number_M) + 1, settings.max_thumbnails)
-    urls: list[str | None] = [
-        None if i < n_within else f"{settings.sheets_beside}/sheet-{i}.webp" for i in range(len(made.data))
-    ]
-    return layout, made.number_M, made.data, n_within, urls
+    n_within = thumbnails.n_within(sheets, layout, max(number_M) + 1, settings.max_thumbnails)
+    urls = [None if i < n_within else f"{settings.sheets_beside}/sheet-{i}.webp" for i in range(len(sheets))]
+    return layout, number_M, sheets, n_within, urls

@@ -1,8 +1,8 @@
-"""The contents put into the page: one HTML file that needs nothing else.
+"""Puts the contents into the page: one HTML file that needs nothing else.
 
-Nothing that comes from a user's files is ever part of the markup. Contents are JSON in an element that no browser runs,
-with every character escaped that could end it, and the page sets them as text. Should that fail, its policy lets
-nothing run but the one script of ours, which it knows by its hash.
+Nothing that comes from a user's files is ever part of the markup. The contents are JSON in an element that no browser
+runs, with every character escaped that could end it, and the page sets them as text. Should that fail, the page's
+Content-Security-Policy runs only our own script, by its hash.
 """
 
 from __future__ import annotations
@@ -22,21 +22,7 @@ from siammm.report.schema import Contents
 
 _TEMPLATE, _STYLE = "report.html", "report.css"
 # One script, written in parts; the last one starts the page.
-_SCRIPTS = (
-    "base.js",
-    "thumbnails.js",
-    "charts.js",
-    "points.js",
-    "grid.js",
-    "overview.js",
-    "clusters.js",
-    "classes.js",
-    "tree.js",
-    "suspects.js",
-    "comparison.js",
-    "search.js",
-    "report.js",
-)
+_SCRIPTS = "base thumbnails charts points grid overview clusters classes tree suspects comparison search report".split()
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
@@ -70,15 +56,12 @@ def policy(*, live: bool) -> str:
             f"style-src {_hash(page_file(_STYLE))}",
             # A page on the disk has the sheets beside it on the disk too.
             f"img-src 'self' data: blob:{'' if live else ' file:'}",
-            f"connect-src {_OWN if live else _NONE}",
+            "connect-src 'self'" if live else "connect-src 'none'",
             "font-src 'none'",
             "base-uri 'none'",
             "form-action 'none'",
         ]
     )
-
-
-_OWN, _NONE = "'self'", "'none'"
 
 
 def _hash(text: str) -> str:
@@ -87,7 +70,7 @@ def _hash(text: str) -> str:
 
 @functools.cache
 def _script() -> str:
-    return "\n".join(page_file(name) for name in _SCRIPTS)
+    return "\n".join(page_file(f"{name}.js") for name in _SCRIPTS)
 
 
 @functools.cache

@@ -216,8 +216,7 @@ class Neighbour(TypedDict):
 
 
 class Search(TypedDict):
-    """``POST search``, with a picture file as its body and the page's token as X-Siammm-Token: what the run makes of
-    it."""
+    """``POST search``, with a picture file as its body and the page's token as X-Siammm-Token."""
 
     clusters: list[tuple[int, float]]
     """Likely clusters and their probabilities, most likely first."""
@@ -225,16 +224,12 @@ class Search(TypedDict):
     neighbours: list[Neighbour]
 
 
-class ClusterPage(TypedDict):
-    """``GET cluster/<index>?offset=0&limit=60&order=central|outlying``: its images, at most 500 at once."""
+class ImagePage(TypedDict):
+    """Some images, at most 500 at once, and how many there are; ``similarity`` is that with the cluster's mean.
 
-    total: int
-    images: list[Neighbour]
-    """``similarity`` is the cosine with the cluster's mean direction."""
-
-
-class Found(TypedDict):
-    """``GET find?query=text&limit=60``: images whose names contain the text, in any case."""
+    ``GET cluster/<index>?offset=0&limit=60&order=central|outlying``: the images of a cluster.
+    ``GET find?query=text&limit=60``: images whose names contain the text, in any case.
+    """
 
     total: int
     images: list[Neighbour]

@@ -1,8 +1,7 @@
-"""The page over HTTP, to this machine alone.
+"""The page over HTTP, for this machine only.
 
-Other pages that a browser has open can send requests here too. So a request must name this server as its host (a name
-that was made to point here is refused), whatever another site asks for is refused, and a search needs the token that
-only our page knows.
+Other pages that are open in a browser can send requests here too. So a request must name this server as its host (which
+stops DNS rebinding), requests from other sites are refused, and a search needs the token that only our page knows.
 """
 
 from __future__ import annotations
@@ -31,7 +30,15 @@ from siammm.report.thumbnails import MEDIA_TYPE
 ADDRESS = "127.0.0.1"
 TOKEN_HEADER = "X-Siammm-Token"
 _JSON, _HTML = "application/json; charset=utf-8", "text/html; charset=utf-8"
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a fault
@@ -43,7 +50,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not a fault
 
 
 class Server(ThreadingHTTPServer):
-    """Listens from the start, so that a port that is taken is known before the work; answers once it has a page."""
+    """Listens from the start, so that a port in use is refused before the work; answers once it has a page."""
 
     daemon_threads = True
     # Elsewhere this lets a port go at once; on Windows it would let another program take it over.
@@ -69,7 +76,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """What this server is called by those who mean it."""
+        """The values of the Host header that are accepted."""
         names = (f"{name}:{self.server_port}" for name in (ADDRESS, "localhost"))
         return frozenset([*names, *([ADDRESS, "localhost"] if self.server_port == 80 else [])])
 
@@ -84,7 +91,7 @@ class Server(ThreadingHTTPServer):
         self.explorer = explorer
 
     def server_bind(self) -> None:
-        """Bind without asking a name server what this machine is called, which may take seconds."""
+        """Bind without the name lookup of the base class, which may take seconds."""
         if self.allow_reuse_address:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
@@ -103,15 +110,13 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "siammm", ""
-    timeout = _PATIENCE
+    timeout = _TIMEOUT
 
     def do_GET(self) -> None:
-        """Answer a question."""
+        """Answer a question; to HEAD, without the body."""
         self._answer(self._get)
 
-    def do_HEAD(self) -> None:
-        """Answer without the answer's body."""
-        self._answer(self._get)
+    do_HEAD = do_GET
 
     def do_POST(self) -> None:
         """Answer a search by picture."""
@@ -174,9 +179,9 @@ class _Handler(BaseHTTPRequestHandler):
                 if order not in ("central", "outlying"):
                     raise Refused(HTTPStatus.BAD_REQUEST, "order is central or outlying.")
                 offset, limit = _whole(_one(given, "offset", "0")), _limit(given)
-                return _JSON, _plain(explorer.cluster(_whole(index), offset, limit, order))
+                return _JSON, _encoded(explorer.cluster(_whole(index), offset, limit, order))
             case ["find"]:
-                return _JSON, _plain(explorer.find(_one(given, "query", ""), _limit(given)))
+                return _JSON, _encoded(explorer.find(_one(given, "query", ""), _limit(given)))
             case _:
                 raise Refused(HTTPStatus.NOT_FOUND, "There is nothing here by that name.")
 
@@ -197,25 +202,21 @@ class _Handler(BaseHTTPRequestHandler):
         file = self.rfile.read(int(length))
         if len(file) < int(length):
             raise ConnectionError("the picture ended early")
-        return _JSON, _plain(self.server.explorer.search(file))
+        return _JSON, _encoded(self.server.explorer.search(file))
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def _fail(self, status: HTTPStatus, sentence: str) -> None:
-        self._send(status, _JSON, _plain({"error": sentence}))
+        self._send(status, _JSON, _encoded({"error": sentence}))
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         try:
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("X-Content-Type-Options", "nosniff")
-            self.send_header("Referrer-Policy", "no-referrer")
-            self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-            self.send_header("Cross-Origin-Opener-Policy", "same-origin")
-            self.send_header("X-Frame-Options", "DENY")
-            # What is no page may do nothing at all.
+            for name, value in _HEADERS.items():
+                self.send_header(name, value)
+            # Only the page itself may do anything.
             own = policy(live=True) if kind == _HTML else "default-src 'none'"
             self.send_header("Content-Security-Policy", f"{own}; frame-ancestors 'none'")
             if self.close_connection:
@@ -230,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing: the terminal is the user's."""
 
 
-def _plain(answer: object) -> bytes:
+def _encoded(answer: object) -> bytes:
     return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 

@@ -1,6 +1,6 @@
 """Thumbnails in sheets: pictures of many small images each, which a page loads at once.
 
-All thumbnails have one size; an image of another aspect is padded, with nothing.
+All thumbnails have one size; an image of another aspect ratio is padded with transparent pixels.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Layout:
 
 
 def layout(source: Source | None, n_thumbnails: int, wanted: int | None) -> Layout:
-    """A size that suits the images and how many there are; ``wanted`` is that of the longer side, where it is given."""
+    """A size that suits the images and their number; ``wanted`` sets the longer side."""
     shape = _shape(source)
     longer = max(shape) if shape is not None else _LARGEST
     if wanted is not None:
@@ -99,9 +99,8 @@ def thumbnail(image: np.ndarray, layout: Layout) -> Image.Image:
     size = (max(1, min(layout.width, round(scale * width))), max(1, min(layout.height, round(scale * height))))
     small = Image.fromarray(image)
     if size != small.size:
-        small = small.resize(
-            size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS, reducing_gap=2.0
-        )
+        how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+        small = small.resize(size, how, reducing_gap=2.0)
     if size == (layout.width, layout.height):
         return small
     cell = Image.new("RGBA", (layout.width, layout.height), (0, 0, 0, 0))
@@ -143,19 +142,10 @@ def sheet(cells: Sequence[Image.Image | None], layout: Layout) -> bytes:
     return encoded(picture, layout)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sheets:
-    """All sheets of a page."""
-
-    data: list[bytes]
-    number_M: list[int]
-    """Number of each image's thumbnail, -1 where it could not be made."""
-
-
 def make_sheets(
     source: Source, positions: Sequence[int], layout: Layout, progress: Callable[[int, int], None]
-) -> Sheets:
-    """Read images and put their thumbnails into sheets; those that cannot be read are passed over."""
+) -> tuple[list[bytes], list[int]]:
+    """The sheets, and the number of each image's thumbnail; -1 for an image that cannot be read."""
     number_M = [-1] * len(positions)
     data: list[bytes] = []
     waiting: list[Image.Image] = []
@@ -177,11 +167,11 @@ def make_sheets(
             progress(min(start + step, len(positions)), len(positions))
     if waiting:
         data.append(sheet(waiting, layout))
-    return Sheets(data=data, number_M=number_M)
+    return data, number_M
 
 
-def described(layout: Layout, n_thumbnails: int, urls: Sequence[str | None]) -> Thumbnails:
-    """What the page must know of the sheets, of which there is one for each of ``urls``."""
+def sheets_entry(layout: Layout, n_thumbnails: int, urls: Sequence[str | None]) -> Thumbnails:
+    """How the thumbnails lie in the sheets, of which there is one for each of ``urls``."""
     full = layout.per_sheet
     return Thumbnails(
         width=layout.width,

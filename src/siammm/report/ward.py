@@ -1,22 +1,25 @@
-"""Ward's tree of groups that are known by their sizes and means, and groups within a cluster.
+"""Ward's tree of groups given by their sizes and means, and k-means groups within a cluster.
 
 Legend:  G groups, D dimensions, N samples.
 """
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 
 _STEPS = 15
-_SAMPLES_A_GROUP = 64
-_ROWS_AT_ONCE = 16_384
+_SAMPLES_PER_GROUP = 64
 
 
 def ward(count_G: np.ndarray, mean_GD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Join groups pairwise, each time those whose union adds least to the sum of squares; (G - 1, 2) nodes and heights.
+    """Ward's method: join the two groups whose union adds least to the sum of squares. Nodes (G - 1, 2), and heights.
 
-    Node G + i is join i. Heights are scipy's: two groups of one sample each join at their distance. A chain of nearest
-    neighbours finds all joins in O(G^2), whatever the data.
+    Node G + i is join i. Heights are scipy's: two groups of one sample each join at their distance. scipy's linkage
+    takes no sizes, hence this one. A chain of nearest neighbours finds all joins in O(G^2).
     """
     g = len(count_G)
     size = np.maximum(np.asarray(count_G, dtype=np.float64), 1e-9)
@@ -52,10 +55,9 @@ def ward(count_G: np.ndarray, mean_GD: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _numbered(joins: list[tuple[float, int, int]], g: int) -> tuple[np.ndarray, np.ndarray]:
-    """The joins from the lowest to the highest, with the numbers of the nodes that they join.
+    """The joins in the order of their height, with the numbers of the nodes that they join.
 
-    A chain finds joins in another order than their height; one never lies below those that it is made of, but for
-    rounding, which must not put it before them.
+    A chain finds joins in another order. Rounding must not put a join before those that it is made of.
     """
     node = list(range(g))  # of the group that stands for a union
     height_of = [0.0] * g
@@ -73,61 +75,19 @@ def _numbered(joins: list[tuple[float, int, int]], g: int) -> tuple[np.ndarray, 
 
 
 def groups_within(x_ND: np.ndarray, n_groups: int, random: np.random.Generator) -> np.ndarray:
-    """The group of each row, numbered from 0 without gaps: k-means, from a part of the rows where there are many.
+    """The group of each row, numbered from 0 without gaps: k-means, fitted on a sample where there are many rows.
 
-    Fewer groups than asked for come out where rows are alike.
+    There are fewer groups than asked for where rows are equal.
     """
     n = len(x_ND)
     if n_groups < 2 or n < 2:
         return np.zeros(n, dtype=np.int64)
-    part = x_ND
-    if n > _SAMPLES_A_GROUP * n_groups:
-        part = x_ND[random.choice(n, _SAMPLES_A_GROUP * n_groups, replace=False)]
-    centre_GD = _seeds(part, n_groups, random)
-    for _ in range(_STEPS):
-        nearest = _nearest(part, centre_GD)
-        count_G = np.bincount(nearest, minlength=len(centre_GD))
-        order = np.argsort(nearest, kind="stable")
-        filled = np.flatnonzero(count_G)
-        sum_GD = np.add.reduceat(part[order], np.cumsum(count_G[filled]) - count_G[filled], axis=0)
-        moved = centre_GD[filled]
-        centre_GD = sum_GD / count_G[filled, None]
-        if len(filled) == len(moved) and np.allclose(moved, centre_GD, atol=1e-4):
-            break
-    return np.unique(_nearest(x_ND, centre_GD), return_inverse=True)[1]
-
-
-def _seeds(x_ND: np.ndarray, n_groups: int, random: np.random.Generator) -> np.ndarray:
-    """k-means++: each next seed is drawn with a chance that grows with its squared distance from those before.
-
-    A few are drawn at a time, and the one that brings all rows nearest is kept: single draws often fall into one group
-    twice.
-    """
-    tries = 2 + int(np.log(n_groups))
-    square_N = (x_ND**2).sum(axis=1)
-
-    def gaps(rows: np.ndarray) -> np.ndarray:
-        return np.maximum(square_N - 2 * (x_ND[rows] @ x_ND.T) + square_N[rows, None], 0.0)
-
-    chosen = [int(random.integers(len(x_ND)))]
-    gap_N = gaps(np.array(chosen))[0]
-    for _ in range(n_groups - 1):
-        # Rounding leaves a little between equal rows.
-        total = np.cumsum(np.where(gap_N > 1e-6, gap_N, 0.0), dtype=np.float64)
-        if total[-1] <= 0:
-            break
-        drawn = np.searchsorted(total, random.random(tries) * total[-1], side="right").clip(max=len(x_ND) - 1)
-        gap_TN = np.minimum(gap_N, gaps(drawn))
-        best = int(gap_TN.sum(axis=1).argmin())
-        chosen.append(int(drawn[best]))
-        gap_N = gap_TN[best]
-    return x_ND[chosen]
-
-
-def _nearest(x_ND: np.ndarray, centre_GD: np.ndarray) -> np.ndarray:
-    half_G = 0.5 * (centre_GD**2).sum(axis=1)
-    parts = [
-        np.argmax(x_ND[start : start + _ROWS_AT_ONCE] @ centre_GD.T - half_G, axis=1)
-        for start in range(0, len(x_ND), _ROWS_AT_ONCE)
-    ]
-    return np.concatenate(parts)
+    sample_ND = x_ND
+    if n > _SAMPLES_PER_GROUP * n_groups:
+        sample_ND = x_ND[random.choice(n, _SAMPLES_PER_GROUP * n_groups, replace=False)]
+    seed = int(random.integers(2**31))
+    model = KMeans(min(n_groups, len(sample_ND)), n_init=1, max_iter=_STEPS, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # of fewer distinct rows than groups
+        model.fit(sample_ND)
+    return np.unique(model.predict(x_ND), return_inverse=True)[1]
