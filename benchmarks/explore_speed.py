@@ -143,7 +143,7 @@ def reported(scratch: Path) -> list[list[str]]:
     folder = made_run(scratch, n=10_000, k=300, d=256, size=32, n_labels=10, name="middling", pixels=smooth(10_000))
     started = time.perf_counter()
     gathered = gather(opened(folder), GatherSettings())
-    text = render(gathered.contents, gathered.sheets[: gathered.n_within])
+    text = render(gathered.contents, gathered.within)
     seconds = time.perf_counter() - started
     contents = len(json.dumps(gathered.contents))
     return [

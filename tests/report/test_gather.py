@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from siammm.core.errors import InputError
-from siammm.report import examples, tree
+from siammm.report import clusters, tree
 from siammm.report.gather import GatherSettings, gather
 from siammm.runs import folder as run_files
 from siammm.runs.opened import OpenRun
@@ -140,9 +140,9 @@ def test_clusters_that_are_chance(tmp_path: Path) -> None:
     folder = made_run(tmp_path, n=60)
     rewrite(folder, probability=[0.21] * 60)
     notes = gather(opened(folder), GatherSettings()).contents["notes"]
-    assert any("hardly different" in note and "at most 0.21, where chance is 0.20" in note for note in notes)
+    assert any("hardly differ" in note and "at most 0.21, where chance is 0.20" in note for note in notes)
     rewrite(folder, probability=[0.21] * 29 + [0.4] * 31)
-    assert not any("hardly different" in note for note in gather(opened(folder), GatherSettings()).contents["notes"])
+    assert not any("hardly differ" in note for note in gather(opened(folder), GatherSettings()).contents["notes"])
 
 
 def test_identical_images(tmp_path: Path) -> None:
@@ -177,22 +177,21 @@ def test_choice_of_images(tmp_path: Path) -> None:
 
 
 def test_many_images_are_drawn_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examples, "MOST_ROWS", 150)
+    monkeypatch.setattr(clusters, "MOST_ROWS", 150)
     run = opened(made_run(tmp_path, n=900, k=3))
     contents = gather(run, GatherSettings()).contents
     check_contents(contents, run)
     named = {row for c in contents["clusters"] for row in [*c["central"], *c["boundary"], *c["outliers"], *c["sample"]]}
     assert named <= set(range(len(contents["images"]["id"])))
     assert len(contents["images"]["id"]) < 900
-    assert any("of 900 images: those that stand for a cluster, and a random sample;" in n for n in contents["notes"])
+    assert any("of 900 images: examples of each cluster, and a random sample;" in n for n in contents["notes"])
 
 
 def test_counts_leave_room() -> None:
     for k in (1, 10, 300, 1000, 5000):
-        counts = examples.Counts.of(k)
-        each = counts.central + counts.boundary + counts.outliers + counts.sample + counts.by_label
-        assert k * each <= examples.MOST_ROWS - 3000
-        assert counts.central >= 1
+        counts = clusters.n_examples(k)
+        assert k * sum(counts.values()) <= clusters.MOST_ROWS - 3000
+        assert counts["central"] >= 1
 
 
 def test_too_many_clusters_for_a_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ def _sheets_in(folder: Path) -> frozenset[str]:
 
 def _write(gathered: Gathered, output: Path, beside: Path, *, overwrite: bool) -> None:
     """The sheets first: a page never looks for what is not there yet."""
-    text = render(gathered.contents, gathered.sheets[: gathered.n_within])
+    text = render(gathered.contents, gathered.within)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         if gathered.beside:

@@ -1,10 +1,9 @@
-"""What evaluations and audits found of a run, where somebody made them."""
+"""Evaluations and audits of a run, where there are any."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 
 from siammm.core.errors import InputError, StoredFileError
 from siammm.core.text import one_line, printable, shown
-from siammm.report.examples import Rows
+from siammm.report.clusters import Rows
 from siammm.report.json_numbers import number
 from siammm.report.schema import Figure, Suspect
 from siammm.runs import evaluation as record
@@ -24,8 +23,8 @@ MOST_SUSPECTS = 1000
 SUSPECTS, SUMMARY = "suspects.parquet", "summary.json"
 """What ``siammm audit`` writes."""
 
-_KNOWN = frozenset({"rank", "id", "label", "suggested", "probability", "score", "cluster", "planted", "label_before"})
-_USUAL_THRESHOLD = 0.5
+_COLUMNS = frozenset({"rank", "id", "label", "suggested", "probability", "score", "cluster", "planted", "label_before"})
+_DEFAULT_THRESHOLD = 0.5
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -38,9 +37,7 @@ def read_figures(found: Assigned, given: Path | None, notes: list[str]) -> list[
         where = record.default_output(str(found.path))
         if not (where / record.FILE).is_file():
             if found.label_names is not None:
-                notes.append(
-                    f"Figures of how good the encoder is are missing; make them with `siammm evaluate {_named(found)}`."
-                )
+                notes.append(f"The encoder was not evaluated; do so with `siammm evaluate {_command_text(found)}`.")
             return []
     evaluation = record.read_evaluation(where)
     subject = evaluation.subject.get("path")
@@ -49,32 +46,30 @@ def read_figures(found: Assigned, given: Path | None, notes: list[str]) -> list[
         notes.append(f"{sentence}; its figures are {'shown all the same' if given is not None else 'not shown'}.")
         if given is None:
             return []
-    elif given is None and _is_of_an_earlier(evaluation.subject, found):
+    elif given is None and _is_of_earlier_run(evaluation.subject, found):
         notes.append(
             f"The evaluation in {shown(printable(where))} is of an earlier run of this name, so its figures are not "
-            f"shown; make it again with `siammm evaluate {_named(found)} --overwrite`."
+            f"shown; make it again with `siammm evaluate {_command_text(found)} --overwrite`."
         )
         return []
-    figures: list[Figure] = []
-    for result in evaluation.results:
-        for name, figure in result.figures.items():
-            deviation = None if figure.deviation is None else number(figure.deviation)
-            figures.append(
-                Figure(
-                    protocol=printable(result.protocol),
-                    name=printable(name),
-                    value=number(figure.mean),
-                    deviation=deviation,
-                    note=printable(result.recipe),
-                )
-            )
+    figures = [
+        Figure(
+            protocol=printable(result.protocol),
+            name=printable(name),
+            value=number(figure.mean),
+            deviation=None if figure.deviation is None else number(figure.deviation),
+            note=printable(result.recipe),
+        )
+        for result in evaluation.results
+        for name, figure in result.figures.items()
+    ]
     if evaluation.test_images.get("seen") and evaluation.test_images.get("why"):
         notes.append(f"About the figures: {printable(evaluation.test_images['why'])}")
     return figures
 
 
-def _is_of_an_earlier(subject: dict[str, Any], found: Assigned) -> bool:
-    """Whether what was measured lay where this run lies now, but was another: trained anew, say."""
+def _is_of_earlier_run(subject: dict[str, Any], found: Assigned) -> bool:
+    """Whether the evaluation is of an earlier run in the same folder, one that was trained again since."""
     now = {
         "n_clusters": found.n_clusters,
         "epochs": found.config.optimisation.epochs,
@@ -89,26 +84,22 @@ def _is_of_an_earlier(subject: dict[str, Any], found: Assigned) -> bool:
 # -- suspects ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
 class Labels:
     """The names of labels, to which those of an audit are added."""
 
-    names: list[str] | None
+    def __init__(self, names: list[str] | None) -> None:
+        self.names = names
+        self._codes = {name: code for code, name in enumerate(names or [])}
 
     def code(self, label: Any) -> int:
         """The number of a label; -1 for none."""
         if label is None:
             return -1
         name = printable(label)
-        if self.names is None:
-            self.names = []
-        if name not in self._places:
-            self._places[name] = len(self.names)
-            self.names.append(name)
-        return self._places[name]
-
-    def __post_init__(self) -> None:
-        self._places = {name: at for at, name in enumerate(self.names or [])}
+        if name not in self._codes:
+            self.names = [*(self.names or []), name]
+            self._codes[name] = len(self.names) - 1
+        return self._codes[name]
 
 
 def read_suspects(
@@ -120,7 +111,7 @@ def read_suspects(
         where = Path(f"{found.path.resolve().name}-audit")
         if not (where / SUSPECTS).is_file():
             if found.label_names is not None:
-                notes.append(f"Labels were not audited; find suspects with `siammm audit {_named(found)}`.")
+                notes.append(f"Labels were not audited; find suspects with `siammm audit {_command_text(found)}`.")
             return None
     where = where.expanduser()
     file = where if where.is_file() else where / SUSPECTS
@@ -132,15 +123,15 @@ def read_suspects(
         table = table.filter(pc.less(table.column("probability"), threshold))  # pyright: ignore[reportAttributeAccessIssue]
         table = table.sort_by("rank")
         listed: list[dict[str, Any]] = table.slice(0, MOST_SUSPECTS).to_pylist()
-        places = {name: at for at, name in enumerate(found.ids)}
+        position = {name: at for at, name in enumerate(found.ids)}
         witnesses = [
             name
             for name in table.column_names
-            if name not in _KNOWN and pa.types.is_floating(table.schema.field(name).type)
+            if name not in _COLUMNS and pa.types.is_floating(table.schema.field(name).type)
         ]
         suspects: list[Suspect] = []
         for row in listed:
-            image = places.get(printable(row["id"]))
+            image = position.get(printable(row["id"]))
             if image is None:
                 continue
             suspects.append(
@@ -179,10 +170,10 @@ def _threshold(path: Path) -> float:
     try:
         return float(json.loads(path.read_text(encoding="utf-8"))["threshold"])
     except (OSError, ValueError, KeyError, TypeError):
-        return _USUAL_THRESHOLD
+        return _DEFAULT_THRESHOLD
 
 
-def _named(found: Assigned) -> str:
+def _command_text(found: Assigned) -> str:
     """The run as it is given to a command."""
     name = printable(found.path)
     return shlex.quote(name) if name.isprintable() else shown(name)

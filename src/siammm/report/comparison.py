@@ -1,4 +1,4 @@
-"""Another run beside this one."""
+"""Comparison with another run."""
 
 from __future__ import annotations
 
@@ -17,27 +17,22 @@ _MATCHES = 6
 
 
 def compare(found: Assigned, path: Path, notes: list[str]) -> Comparison:
-    """Put another run beside one; images are the same where they have the same names."""
+    """Compare a run with another one; images are the same where they have the same names."""
     other = read_assigned(path)
-    at_N = _places(found, other)
+    at_N = _match_images(found, other)
     shared = np.flatnonzero(at_N >= 0)
     scores: list[tuple[str, float]] = []
     clusters: list[Matching] = []
     if len(shared):
         mine, theirs = found.cluster_N[shared], other.cluster_N[at_N[shared]]
         agreement = clustering_scores(theirs, mine)
-        scores = [
-            ("AMI", number(agreement.ami)),
-            ("NMI", number(agreement.nmi)),
-            ("ARI", number(agreement.ari)),
-        ]
+        scores = [(name.upper(), number(getattr(agreement, name))) for name in ("ami", "nmi", "ari")]
         clusters = _matchings(mine, theirs, found.n_clusters, other.n_clusters)
     else:
         notes.append(f"The run {shown(other.name)} is of other images, so clusters cannot be matched.")
-    about_other: list[str] = []
     return Comparison(
         name=other.name,
-        other=history.described(
+        other=history.run_summary(
             other,
             data=printable(other.facts.get("data_path", other.config.data)),
             image_size=image_size_of(other),
@@ -45,18 +40,18 @@ def compare(found: Assigned, path: Path, notes: list[str]) -> Comparison:
         curves=history.curves_of(other),
         n_shared=len(shared),
         scores=scores,
-        figures=assessments.read_figures(other, None, about_other),
+        figures=assessments.read_figures(other, None, notes=[]),
         clusters=clusters,
         other_sizes=np.bincount(other.cluster_N, minlength=other.n_clusters).tolist(),
     )
 
 
-def _places(found: Assigned, other: Assigned) -> np.ndarray:
-    """Where each image is in the other run, -1 where it is not there."""
-    places = {name: at for at, name in enumerate(other.ids)}
-    at_N = np.array([places.get(name, -1) for name in found.ids], dtype=np.int64)
+def _match_images(found: Assigned, other: Assigned) -> np.ndarray:
+    """The position of each image in the other run, -1 where it is not there."""
+    position = {name: at for at, name in enumerate(other.ids)}
+    at_N = np.array([position.get(name, -1) for name in found.ids], dtype=np.int64)
     same = found.facts.get("fingerprint") == other.facts.get("fingerprint")
-    # Rows that are numbered have the same names in every data set.
+    # Rows of arrays are named by their number, so the names are the same in every data set.
     if not same and all(name.isdecimal() for name in found.ids):
         at_N[:] = -1
     return at_N

@@ -22,7 +22,7 @@ from siammm.data.sources import open_source
 from siammm.learn.encode import encode
 from siammm.metrics.kmeans import without_zero_warnings
 from siammm.report import thumbnails
-from siammm.report.examples import chunks
+from siammm.report.clusters import chunks
 from siammm.report.gather import Gathered
 from siammm.report.json_numbers import number
 from siammm.report.schema import ImagePage, Neighbour, Search

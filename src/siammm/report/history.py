@@ -1,4 +1,4 @@
-"""How a run came to its clusters: what it measured, and which components became which cluster."""
+"""The history of a run: what it measured, and which components were merged into which cluster."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from siammm.settings.stored import as_plain
 
 Curves = dict[str, list[tuple[float, float]]]
 
-# About the machine, not about what was learnt.
+# About the machine, not about the model.
 _TIMINGS = frozenset({"epoch", "seconds", "images_per_second", "probe_seconds"})
 # A screen has no more columns than this.
 _POINTS = 2000
 
 
-def described(found: Assigned, *, data: str, image_size: int) -> Run:
+def run_summary(found: Assigned, *, data: str, image_size: int) -> Run:
     """What was trained, and on what."""
     config = found.config
     seconds = [row["seconds"] for row in found.metrics if is_number(row.get("seconds"))]
@@ -39,16 +39,15 @@ def described(found: Assigned, *, data: str, image_size: int) -> Run:
 
 
 def _settings(plain: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Group, name and value of each setting, as text."""
     rows: list[tuple[str, str, str]] = []
     for name, value in plain.items():
-        if isinstance(value, Mapping):
-            rows += [(name, inner, _shown(given)) for inner, given in value.items()]
-        else:
-            rows.append(("", name, _shown(value)))
+        group, settings = (name, value) if isinstance(value, Mapping) else ("", {name: value})
+        rows += [(group, inner, _setting_text(given)) for inner, given in settings.items()]
     return rows
 
 
-def _shown(value: Any) -> str:
+def _setting_text(value: Any) -> str:
     if value is None:
         return "by default"
     if isinstance(value, bool):
@@ -59,7 +58,7 @@ def _shown(value: Any) -> str:
 
 
 def curves(metrics: Sequence[Mapping[str, Any]]) -> Curves:
-    """Epoch and value of each thing that was measured; of a very long run, every so many epochs and the last."""
+    """Epoch and value of each metric; a very long run is thinned to about two thousand points."""
     found: Curves = {}
     for row in metrics:
         if not is_number(row.get("epoch")):
@@ -71,7 +70,7 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> Curves:
 
 
 def curves_of(found: Assigned) -> Curves:
-    """The curves of a run. Clusters may settle after the last epoch: their number ends at that which was found."""
+    """The curves of a run. Clusters may merge after the last epoch: the last number is that of the finished run."""
     measured = curves(found.metrics)
     points = measured.get("n_clusters")
     if points and points[-1][1] != found.n_clusters:
@@ -86,8 +85,8 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def merge_rounds(found: Assigned) -> list[tuple[float, int, int]]:
-    """Epoch, clusters before and after of each round that merged some; the settling after the last epoch too."""
-    n_before = _n_start(found)
+    """Epoch, clusters before and after of each round that merged some, with the one after the last epoch."""
+    n_before = starting_clusters(found)
     rounds: list[tuple[float, int, int]] = []
     for epoch, after in [*_by_epoch(found), (float(found.config.optimisation.epochs), found.n_clusters)]:
         if after < n_before:
@@ -103,22 +102,16 @@ def _by_epoch(found: Assigned) -> list[tuple[float, int]]:
         return []
 
 
-def _n_start(found: Assigned) -> int:
-    """Components at the start of the tree of merges."""
-    history = found.merges.get("n_components") or [found.n_clusters]
-    return max(int(max(history)), found.n_clusters)
-
-
 def starting_clusters(found: Assigned) -> int:
-    """Clusters at the start of training."""
-    return _n_start(found)
+    """Components at the start of training."""
+    return max(found.n_clusters, *map(int, found.merges.get("n_components") or [0]))
 
 
 def merges_of_clusters(found: Assigned) -> list[tuple[int, list[tuple[int, int, int]]]]:
     """For each cluster the starting components in it, and its merges: epoch and the components on either side.
 
-    The rows of the tree that were made form one tree for each cluster. Runs that did not store which is whose are read
-    by the rule of numbering: clusters stay in the order of the first component in each.
+    The merges form one tree per cluster. Runs of earlier versions did not store which tree is whose: there, clusters
+    are in the order of the first component in each.
     """
     k = found.n_clusters
     try:
@@ -144,7 +137,7 @@ def merges_of_clusters(found: Assigned) -> list[tuple[int, list[tuple[int, int, 
 def _below(
     root: int, rows: Sequence[tuple[int, int]], n_start: int, inside: Sequence[int], epochs: Sequence[int]
 ) -> list[tuple[int, int, int]]:
-    """The merges of a tree, the latest first: of a node, rows are numbered in the order in which they were made."""
+    """The merges below a node, the latest first."""
     below, pending = [], [root]
     while pending:
         node = pending.pop()

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from siammm.core.errors import InputError
-from siammm.report.examples import chunks
+from siammm.report.clusters import chunks
 
 MapMethod = Literal["pca", "umap"]
 

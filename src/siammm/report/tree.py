@@ -1,8 +1,8 @@
 """The tree of clusters: joined up to one, and split down into finer groups, so that it can be cut at any K.
 
-The clusters that training found are one level of it. Above them they join as Ward would join them, by their sizes and
-means. Below, each is split in the final embeddings: training's own components of earlier epochs are not stored, and the
-embeddings have moved since.
+The clusters that training found are one level of it. Above that level, Ward's method joins them by their sizes and
+means. Below it, k-means splits each cluster in the final embeddings: the components of earlier epochs are not stored,
+and the embeddings have moved since.
 
 Legend:  N images, D dimensions, K clusters, G finest groups (the leaves).
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from siammm.report.examples import Measured, Rows, members
+from siammm.report.clusters import Measured, Rows, members
 from siammm.report.history import starting_clusters
 from siammm.report.json_numbers import number
 from siammm.report.schema import Tree
@@ -46,7 +46,7 @@ def build_tree(run: OpenRun, measured: Measured, rows: Rows, *, seed: int, tell:
         return None
     leaves = _leaves(run, measured, n_leaves(starting_clusters(found), found.n_images, k), seed, tell)
     left, right, height = _joins(leaves, found.mean_KD, k)
-    return _described(leaves, left, right, height, k, run, rows)
+    return _tree(leaves, left, right, height, k, run, rows)
 
 
 def n_leaves(n_start: int, n_images: int, n_clusters: int) -> int:
@@ -133,7 +133,7 @@ def _statistics(leaves: list[_Leaf]) -> tuple[np.ndarray, np.ndarray]:
     return count_G, sum_GD / np.maximum(count_G, 1)[:, None]
 
 
-def _described(
+def _tree(
     leaves: list[_Leaf], left: list[int], right: list[int], height: list[float], k: int, run: OpenRun, rows: Rows
 ) -> Tree:
     """What the page shows of each node."""

@@ -86,7 +86,8 @@ def groups_within(x_ND: np.ndarray, n_groups: int, random: np.random.Generator) 
     if n > _SAMPLES_PER_GROUP * n_groups:
         sample_ND = x_ND[random.choice(n, _SAMPLES_PER_GROUP * n_groups, replace=False)]
     seed = int(random.integers(2**31))
-    model = KMeans(min(n_groups, len(sample_ND)), n_init=1, max_iter=_STEPS, random_state=seed)
+    n_clusters = min(n_groups, len(sample_ND))
+    model = KMeans(n_clusters, n_init=1, max_iter=_STEPS, random_state=seed)  # pyright: ignore[reportArgumentType]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # of fewer distinct rows than groups
         model.fit(sample_ND)

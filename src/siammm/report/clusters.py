@@ -1,0 +1,206 @@
+"""The clusters as the page shows them: what they are, and the images that stand for each.
+
+Legend:  N images, D dimensions, K clusters, M rows of the page's table of images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from siammm.metrics.kmeans import without_zero_warnings
+from siammm.report import history
+from siammm.report.json_numbers import number
+from siammm.report.schema import Cluster
+from siammm.runs.opened import OpenRun, Tell
+
+MOST_ROWS = 20_000
+"""Images on a page, at most; a map of more is a blur, and the page would be slow."""
+# Images of a label in a cluster, and labels of a cluster, at most.
+_MOST_OF_A_LABEL, _MOST_LABELS = 12, 12
+_ROWS_AT_ONCE = 32_768
+_NEAREST = 8
+# A border is where the shares of the first and the second cluster differ by less than this: 0.75 and 0.25.
+_LARGEST_GAP = 0.5
+# An outlier is among the fifth of all images that the mixture finds least likely.
+_LEAST_OUTLIER = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One pass over the embeddings."""
+
+    cosine_N: np.ndarray
+    """With the mean direction of its cluster."""
+    gap_N: np.ndarray
+    """Between the shares of the likeliest and the second cluster; 1 where there is no second."""
+    sum_KD: np.ndarray
+    """The sum of each cluster's embeddings."""
+    count_K: np.ndarray
+
+
+def measure(run: OpenRun, tell: Tell) -> Measured:
+    """Measure every image and every cluster."""
+    found = run.found
+    k, n = found.n_clusters, found.n_images
+    mean_KD = found.mean_KD.astype(np.float32)
+    cosine_N, gap_N = np.zeros(n, np.float32), np.ones(n, np.float32)
+    sum_KD = np.zeros((k, mean_KD.shape[1]))
+    found.mixture.set_params(device=str(run.device))
+    for start, x_BD in chunks(run.embedding_ND):
+        stop = start + len(x_BD)
+        cluster_B = found.cluster_N[start:stop]
+        cosine_N[start:stop] = np.einsum("bd,bd->b", x_BD, mean_KD[cluster_B])
+        # Sorted by cluster, the rows of each are one block.
+        order = np.argsort(cluster_B, kind="stable")
+        present, first = np.unique(cluster_B[order], return_index=True)
+        sum_KD[present] += np.add.reduceat(x_BD[order].astype(np.float64), first, axis=0)
+        if k > 1:
+            with without_zero_warnings():
+                share = found.mixture.predict_proba(x_BD)
+            h = int(share.indptr[1])
+            if h > 1:
+                share_BH = np.sort(share.data.reshape(-1, h), axis=1)
+                gap_N[start:stop] = share_BH[:, -1] - share_BH[:, -2]
+        tell("looking at the clusters", stop, n)
+    return Measured(cosine_N=cosine_N, gap_N=gap_N, sum_KD=sum_KD, count_K=np.bincount(found.cluster_N, minlength=k))
+
+
+def chunks(embedding_ND: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """The embeddings in float32, a few thousand at a time."""
+    for start in range(0, len(embedding_ND), _ROWS_AT_ONCE):
+        yield start, np.asarray(embedding_ND[start : start + _ROWS_AT_ONCE], dtype=np.float32)
+
+
+def members(cluster_N: np.ndarray, n_clusters: int) -> list[np.ndarray]:
+    """The positions of each cluster's images, ascending."""
+    order = np.argsort(cluster_N, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(cluster_N, minlength=n_clusters))[:-1])
+
+
+class Rows:
+    """The rows of the page's table: each image that is shown anywhere gets one, when it is first asked for."""
+
+    def __init__(self, n_images: int) -> None:
+        self._row_N = np.full(n_images, -1, dtype=np.int64)
+        self._image: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._image)
+
+    def of(self, images: Iterable[int]) -> list[int]:
+        """The rows of these images."""
+        return [self.add(image) for image in images]
+
+    def add(self, image: int) -> int:
+        """The row of an image, a new one if it has none yet."""
+        row = int(self._row_N[image])
+        if row < 0:
+            row = len(self._image)
+            self._row_N[image] = row
+            self._image.append(int(image))
+        return row
+
+    def fill(self, most: int, *, seed: int) -> None:
+        """Add random images up to this number of rows: the map shows where all of them lie."""
+        missing = np.flatnonzero(self._row_N < 0)
+        room = max(0, most - len(self))
+        drawn = missing if len(missing) <= room else np.random.default_rng(seed).choice(missing, room, replace=False)
+        self.of(np.sort(drawn).tolist())
+
+    @property
+    def image_M(self) -> np.ndarray:
+        """The image of each row."""
+        return np.array(self._image, dtype=np.int64)
+
+
+def n_examples(n_clusters: int) -> dict[str, int]:
+    """Images of each kind per cluster, so that all clusters stay below ``MOST_ROWS``, with room for the tree."""
+
+    def share(of_all: int, most: int) -> int:
+        return min(most, of_all // max(1, n_clusters))
+
+    return {
+        "central": max(1, share(5000, 24)),
+        "boundary": share(2000, 12),
+        "outliers": share(2000, 12),
+        "sample": share(3000, 24),
+        "by_label": share(4000, 96),  # of all its labels together
+    }
+
+
+def build_clusters(run: OpenRun, measured: Measured, rows: Rows, *, seed: int) -> list[Cluster]:
+    """All clusters with their images, which get rows."""
+    found = run.found
+    most = n_examples(found.n_clusters)
+    random = np.random.default_rng(seed)
+    merged = history.merges_of_clusters(found)
+    nearest = _nearest_clusters(found.mean_KD)
+    sum_K = np.bincount(found.cluster_N, weights=measured.cosine_N, minlength=found.n_clusters)
+    cohesion_K = np.clip(sum_K / np.maximum(measured.count_K, 1), -1.0, 1.0)
+    concentration_K, weight_K = found.concentration_K, found.weight_K
+    inside_K = members(found.cluster_N, found.n_clusters)
+    ordered_K = [inside[np.argsort(-measured.cosine_N[inside], kind="stable")] for inside in inside_K]
+    # The central images of all clusters come first: the page holds their thumbnails itself before any others.
+    central = [rows.of(inside[: most["central"]].tolist()) for inside in ordered_K]
+    clusters: list[Cluster] = []
+    for k, inside in enumerate(inside_K):
+        gap, outlier = measured.gap_N[inside], found.outlier_N[inside]
+        n_boundary = min(most["boundary"], int((gap < _LARGEST_GAP).sum()))
+        n_outliers = min(most["outliers"], int((outlier >= _LEAST_OUTLIER).sum()))
+        labels, times = np.unique(found.label_N[inside], return_counts=True)
+        order = np.argsort(-times, kind="stable")
+        label_counts = [(int(labels[i]), int(times[i])) for i in order if labels[i] >= 0]
+        n_labelled = sum(count for _, count in label_counts)
+        clusters.append(
+            Cluster(
+                size=int(measured.count_K[k]),
+                weight=number(weight_K[k]),
+                concentration=number(concentration_K[k]),
+                cohesion=number(cohesion_K[k], 4),
+                label=label_counts[0][0] if label_counts else -1,
+                purity=number(label_counts[0][1] / n_labelled, 4) if n_labelled else None,
+                label_counts=label_counts,
+                central=central[k],
+                boundary=rows.of(inside[np.argsort(gap, kind="stable")][:n_boundary].tolist()),
+                outliers=rows.of(inside[np.argsort(-outlier, kind="stable")][:n_outliers].tolist()),
+                sample=rows.of(random.permutation(inside)[: most["sample"]].tolist()),
+                by_label=[
+                    (label, rows.of(images))
+                    for label, images in _by_label(ordered_K[k], found.label_N, label_counts, most["by_label"])
+                ],
+                nearest=nearest[k],
+                n_merged=merged[k][0],
+                merges=merged[k][1],
+            )
+        )
+    return clusters
+
+
+def _by_label(
+    central: np.ndarray, label_N: np.ndarray, label_counts: list[tuple[int, int]], most: int
+) -> list[tuple[int, list[int]]]:
+    """The most central images of each of a cluster's most common labels."""
+    wanted = label_counts[: min(_MOST_LABELS, most)]
+    each = min(_MOST_OF_A_LABEL, most // max(1, len(wanted)))
+    label = label_N[central]
+    return [(code, central[label == code][:each].tolist()) for code, _ in wanted]
+
+
+def _nearest_clusters(mean_KD: np.ndarray) -> list[list[tuple[int, float]]]:
+    """For each cluster the others whose mean directions are nearest, and their cosines."""
+    k = len(mean_KD)
+    nearest: list[list[tuple[int, float]]] = []
+    for start in range(0, k, 1024):
+        cosine_BK = mean_KD[start : start + 1024] @ mean_KD.T
+        own = np.arange(len(cosine_BK))
+        cosine_BK[own, start + own] = -np.inf
+        order_BH = np.argsort(-cosine_BK, axis=1, kind="stable")[:, : min(_NEAREST, k - 1)]
+        value_BH = np.clip(np.take_along_axis(cosine_BK, order_BH, axis=1), -1.0, 1.0)
+        nearest += [
+            [(int(other), number(value, 4)) for other, value in zip(others, values, strict=True)]
+            for others, values in zip(order_BH, value_BH, strict=True)
+        ]
+    return nearest
