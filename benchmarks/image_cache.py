@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 import record
-from siammm.data.image_cache import ShrunkenSource
+from siammm.data.image_cache import CachedSource
 from siammm.data.sources import open_source
 
 SIZES = [(640, 480), (1600, 1200), (4000, 3000)]
@@ -56,7 +56,7 @@ def main() -> None:
             for i in range(args.images):
                 photograph(width, height, i).save(folder / f"{i}.jpg", quality=90)
             source = open_source(folder)
-            small = ShrunkenSource(source, Path(name) / "cache", view_size=VIEW)
+            small = CachedSource(source, Path(name) / "cache", view_size=VIEW)
             times = [seconds(read, args.images) for read in (source.image, small.image, small.image)]
             bytes_of = [statistics.median(p.stat().st_size for p in f.rglob("*.jpg")) for f in (folder, small.folder)]
         rows.append(
@@ -78,7 +78,7 @@ def main() -> None:
         "kB of the copy",
     ]
     path = record.write(
-        "image-cache", "Photographs read from shrunken copies", record.table(header, rows), seeds="0",
+        "image-cache", "Photographs read from small copies", record.table(header, rows), seeds="0",
         n=f"{args.images} images of each size, for views of {VIEW} pixels; medians", output=args.output,
     )  # fmt: skip
     print(path.read_text())

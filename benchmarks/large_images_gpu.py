@@ -32,7 +32,7 @@ from siammm import losses
 from siammm.bench import clock, images
 from siammm.bench.workload import Workload, flops_per_image, image_size, loader_rate
 from siammm.core.device import network_precision
-from siammm.data import augment
+from siammm.data import augment, view_settings
 from siammm.learn.build import build_network
 from siammm.learn.optim import build_optimiser
 from siammm.settings.fields import with_settings
@@ -101,7 +101,7 @@ def plain(case: dict[str, Any], config: TrainConfig, device: torch.device) -> di
     torch.backends.cudnn.benchmark = case["tuned"]
     crops = [torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, device=device) for _ in range(2)]
     sample_B = torch.arange(batch, device=device)
-    two = augment.views(size, config.views.augmentation)
+    two = view_settings.views(size, config.views.augmentation)
     dim = config.network.embedding_dim
     mu_KD = functional.normalize(torch.randn(k, dim, device=device), dim=1)
     kappa_K = torch.ones(k, device=device)
@@ -114,7 +114,7 @@ def plain(case: dict[str, Any], config: TrainConfig, device: torch.device) -> di
         nonlocal number
         for _ in range(steps):
             x_1, x_2 = (
-                augment.colour(crop, augment.draw(view, size, size, 0, number, sample_B, which), view)
+                augment.colour(crop, view_settings.draw(view, size, size, 0, number, sample_B, which), view)
                 for which, (view, crop) in enumerate(zip(two, crops, strict=True))
             )
             if device.type == "cuda":

@@ -8,8 +8,9 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as tv
 
 from siammm.core.errors import InputError
-from siammm.data import augment
-from siammm.data.augment import ViewParameters, ViewSettings
+from siammm.data import augment, view_settings
+from siammm.data.view_settings import ViewParameters, ViewSettings
+from tests.data.test_view_settings import rows_of
 
 # Everything happens often, and at a size that is quick.
 BUSY = ViewSettings(
@@ -23,7 +24,7 @@ def images(n: int, height: int = 24, width: int = 24, channels: int = 3) -> Tens
 
 
 def drawn(settings: ViewSettings, x: Tensor, view: int = 0) -> ViewParameters:
-    return augment.draw(settings, x.shape[2], x.shape[3], 1, 2, torch.arange(x.shape[0]) + 50, view)
+    return view_settings.draw(settings, x.shape[2], x.shape[3], 1, 2, torch.arange(x.shape[0]) + 50, view)
 
 
 def by_torchvision(x: Tensor, p: ViewParameters, settings: ViewSettings) -> Tensor:
@@ -79,14 +80,14 @@ def test_equals_torchvisions_pipeline(shape: tuple[int, int]):
 @pytest.mark.parametrize("size", [8, 32, 64])
 def test_presets_equal_torchvisions_pipeline(size: int):
     x = images(40, size, size)
-    for view, settings in enumerate(augment.views(size)):
+    for view, settings in enumerate(view_settings.views(size)):
         p = drawn(settings, x, view)
         assert_nearly_all_close(augment.apply(x, p, settings), by_torchvision(x, p, settings), 5e-5)
 
 
 def test_224_pixels_equal_torchvisions_pipeline():
     x = images(4, 250, 300)
-    for view, settings in enumerate(augment.views(224)):
+    for view, settings in enumerate(view_settings.views(224)):
         p = drawn(settings, x, view)
         assert_nearly_all_close(augment.apply(x, p, settings), by_torchvision(x, p, settings), 5e-5)
 
@@ -97,10 +98,10 @@ def test_a_sample_has_the_same_view_in_any_batch(shape: tuple[int, int]):
     p = drawn(BUSY, x)
     whole = augment.apply(x, p, BUSY)
     for i in (0, 7, 59):
-        alone = augment.apply(x[i : i + 1], p.rows(slice(i, i + 1)), BUSY)
+        alone = augment.apply(x[i : i + 1], rows_of(p, slice(i, i + 1)), BUSY)
         torch.testing.assert_close(alone, whole[i : i + 1], rtol=0, atol=1e-6)
     order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(augment.apply(x[order], p.rows(order), BUSY), whole[order], rtol=0, atol=1e-6)
+    torch.testing.assert_close(augment.apply(x[order], rows_of(p, order), BUSY), whole[order], rtol=0, atol=1e-6)
 
 
 def test_twice_gives_the_same_bits_and_leaves_the_images_alone():
@@ -143,11 +144,11 @@ def test_images_of_different_sizes_share_a_padded_batch():
     x = images(20, 40, 40)
     height, width = torch.arange(20) + 20, 40 - torch.arange(20)
     index = torch.arange(20)
-    p = augment.draw(BUSY, height, width, 1, 2, index, 0)
+    p = view_settings.draw(BUSY, height, width, 1, 2, index, 0)
     whole = augment.crop(x, p, 24)
     for i in range(20):
         alone = x[i : i + 1, :, : height[i], : width[i]]
-        own = augment.draw(BUSY, int(height[i]), int(width[i]), 1, 2, index[i : i + 1], 0)
+        own = view_settings.draw(BUSY, int(height[i]), int(width[i]), 1, 2, index[i : i + 1], 0)
         torch.testing.assert_close(augment.crop(alone, own, 24), whole[i : i + 1], rtol=0, atol=1e-6)
 
 
@@ -157,12 +158,12 @@ def test_crops_in_bytes_are_the_crops_rounded(shape: tuple[int, int]):
     p = drawn(BUSY, x)
     expected = augment.crop(x, p, 24) * 255
     for i in range(12):
-        got = augment.crop_bytes(x[i], p.rows(slice(i, i + 1)), 24)
+        got = augment.crop_bytes(x[i], rows_of(p, slice(i, i + 1)), 24)
         assert got.dtype == torch.uint8
         assert got.shape == (3, 24, 24)
         # torch resizes bytes in two passes and rounds after each.
         assert (got - expected[i]).abs().max() <= 1.5
-    assert augment.crop_bytes(x[0, :1], p.rows(slice(0, 1)), 24).shape == (3, 24, 24)
+    assert augment.crop_bytes(x[0, :1], rows_of(p, slice(0, 1)), 24).shape == (3, 24, 24)
 
 
 def masked(x: Tensor, p: ViewParameters, settings: ViewSettings, monkeypatch: pytest.MonkeyPatch) -> Tensor:
@@ -185,7 +186,7 @@ def test_traces_into_one_graph_for_all_epochs():
     x, index = images(8), torch.arange(8)
 
     def view(x: Tensor, epoch: Tensor) -> Tensor:
-        return augment.apply(x, augment.draw(BUSY, 24, 24, 1, epoch, index, 0), BUSY)
+        return augment.apply(x, view_settings.draw(BUSY, 24, 24, 1, epoch, index, 0), BUSY)
 
     torch.compiler.reset()
     traces = 0
@@ -204,7 +205,7 @@ def test_traces_into_one_graph_for_all_epochs():
 
 def test_normalise_equals_torchvisions():
     x = torch.rand(5, 3, 6, 6)
-    expected = tv.normalize(x, list(augment.IMAGENET_MEAN), list(augment.IMAGENET_STD))
+    expected = tv.normalize(x, list(view_settings.IMAGENET_MEAN), list(view_settings.IMAGENET_STD))
     torch.testing.assert_close(augment.normalise(x, ViewSettings(size=6)), expected, rtol=0, atol=1e-6)
 
 

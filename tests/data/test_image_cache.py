@@ -13,7 +13,7 @@ from PIL import Image
 
 from siammm.core.errors import InputError
 from siammm.data import decode
-from siammm.data.image_cache import ShrunkenSource
+from siammm.data.image_cache import CachedSource
 from siammm.data.loader import open_loader
 from siammm.data.sources import Source, open_source
 from siammm.data.view_settings import views
@@ -41,12 +41,12 @@ def photos(tmp_path: Path) -> Source:
     return open_source(folder)
 
 
-def copies(source: ShrunkenSource) -> list[str]:
+def copies(source: CachedSource) -> list[str]:
     return sorted(path.name for path in source.folder.rglob("*.jpg"))
 
 
 def test_large_ones_are_shrunken_and_small_ones_are_not(photos: Source, tmp_path: Path) -> None:
-    small = ShrunkenSource(photos, tmp_path / "cache", view_size=VIEW)
+    small = CachedSource(photos, tmp_path / "cache", view_size=VIEW)
     names = [photos.identifier(i).rsplit("/")[-1] for i in range(len(photos))]
     found = {name: small.image(i) for i, name in enumerate(names)}
     assert {name: image.shape[:2] for name, image in found.items()} == {
@@ -60,8 +60,8 @@ def test_large_ones_are_shrunken_and_small_ones_are_not(photos: Source, tmp_path
 
 
 def test_what_is_read_later_is_what_was_read_first(photos: Source, tmp_path: Path) -> None:
-    first = [ShrunkenSource(photos, tmp_path / "cache", view_size=VIEW).image(i) for i in range(len(photos))]
-    again = ShrunkenSource(photos, tmp_path / "cache", view_size=VIEW)
+    first = [CachedSource(photos, tmp_path / "cache", view_size=VIEW).image(i) for i in range(len(photos))]
+    again = CachedSource(photos, tmp_path / "cache", view_size=VIEW)
     for image, later in zip(first, (again.image(i) for i in range(len(photos))), strict=True):
         np.testing.assert_array_equal(image, later)
     for i in range(len(photos)):  # a worker's copy reads the same
@@ -69,7 +69,7 @@ def test_what_is_read_later_is_what_was_read_first(photos: Source, tmp_path: Pat
 
 
 def test_the_originals_are_not_read_again(photos: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = ShrunkenSource(photos, tmp_path / "cache", view_size=VIEW)
+    small = CachedSource(photos, tmp_path / "cache", view_size=VIEW)
     large = [i for i in range(len(photos)) if min(photos.size(i)) > 50]
     expected = [small.image(i) for i in large]
 
@@ -83,7 +83,7 @@ def test_the_originals_are_not_read_again(photos: Source, tmp_path: Path, monkey
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\xd8 half of a", b"no image at all"])
 def test_a_copy_that_is_spoilt_is_made_anew(photos: Source, tmp_path: Path, damage: bytes) -> None:
-    small = ShrunkenSource(photos, tmp_path / "cache", view_size=VIEW)
+    small = CachedSource(photos, tmp_path / "cache", view_size=VIEW)
     expected = [small.image(i) for i in range(len(photos))]
     for path in small.folder.rglob("*.jpg"):
         path.write_bytes(damage)
@@ -97,7 +97,7 @@ def test_sets_and_sizes_have_copies_of_their_own(photos: Source, tmp_path: Path)
     other = example_images(4, size=(90, 90), n_classes=2)
     np.savez(tmp_path / "other.npz", images=other.images)
     folders = {
-        ShrunkenSource(source, tmp_path / "cache", view_size=size).folder
+        CachedSource(source, tmp_path / "cache", view_size=size).folder
         for source in (photos, open_source(tmp_path / "other.npz"))
         for size in (VIEW, 2 * VIEW)
     }
@@ -108,7 +108,7 @@ def test_sets_and_sizes_have_copies_of_their_own(photos: Source, tmp_path: Path)
 def test_of_every_kind_of_source(kind: str, tmp_path: Path) -> None:
     given = example_images(6, size=(80, 60), n_classes=2)
     source = open_source(WRITERS[kind](tmp_path, given))
-    small = ShrunkenSource(source, tmp_path / "cache", view_size=VIEW)
+    small = CachedSource(source, tmp_path / "cache", view_size=VIEW)
     assert {small.image(i).shape for i in range(6)} == {(32, 24, 3)}
     assert [small.identifier(i) for i in range(6)] == [source.identifier(i) for i in range(6)]
     assert small.fingerprint() == source.fingerprint()
@@ -132,7 +132,7 @@ def test_a_damaged_original_is_still_set_aside(photos: Source, tmp_path: Path) -
 def test_a_folder_that_cannot_be_written_is_said(photos: Source, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(InputError, match="--image-cache"):
-        ShrunkenSource(photos, tmp_path / "cache", view_size=VIEW)
+        CachedSource(photos, tmp_path / "cache", view_size=VIEW)
 
 
 def test_a_jpeg_may_come_smaller(tmp_path: Path) -> None:

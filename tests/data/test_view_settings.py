@@ -18,6 +18,10 @@ def drawn(settings: ViewSettings, height: int, width: int, view: int = 0, epoch:
     return draw(settings, height, width, 3, epoch, INDEX, view)
 
 
+def rows_of(parameters: ViewParameters, index: torch.Tensor | slice) -> ViewParameters:
+    return ViewParameters(**{field.name: getattr(parameters, field.name)[index] for field in fields(parameters)})
+
+
 def same(one: ViewParameters, other: ViewParameters) -> bool:
     return all(torch.equal(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
 
@@ -169,9 +173,9 @@ def test_a_sample_is_drawn_alike_in_any_batch():
     settings = views(224)[1]
     whole = drawn(settings, 300, 200)
     rows = torch.tensor([17, 3, 9_999, 0])
-    assert same(draw(settings, 300, 200, 3, 0, rows, 0), whole.rows(rows))
+    assert same(draw(settings, 300, 200, 3, 0, rows, 0), rows_of(whole, rows))
     sizes = torch.full((4,), 300), torch.full((4,), 200)
-    assert same(draw(settings, *sizes, 3, torch.tensor(0), rows, 0), whole.rows(rows))
+    assert same(draw(settings, *sizes, 3, torch.tensor(0), rows, 0), rows_of(whole, rows))
 
 
 def test_only_the_crop_hangs_on_the_size_of_the_image():
@@ -186,14 +190,6 @@ def test_a_setting_that_is_switched_off_changes_no_other_draw():
     without = drawn(replace(views(224)[0], blur=0.0), 300, 300)
     assert torch.equal(with_blur.hue_N, without.hue_N)
     assert torch.equal(with_blur.top_N, without.top_N)
-
-
-def test_parameters_are_cut_joined_and_moved():
-    p = drawn(views(64)[0], 64, 64)
-    parts = [p.rows(slice(0, 5)), p.rows(slice(5, N))]
-    assert [len(part) for part in parts] == [5, N - 5]
-    assert same(ViewParameters.joined(parts), p)
-    assert same(p.to("cpu"), p)
 
 
 def test_presets():

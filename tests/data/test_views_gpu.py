@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from siammm.data import augment
+from siammm.data import augment, view_settings
 from siammm.data.randomness import uniforms
 from siammm.data.view_settings import draw, views
 from tests.data.test_augment import assert_nearly_all_close, drawn, images
@@ -43,7 +43,7 @@ def test_a_gpu_draws_the_same_crops():
 @pytest.mark.parametrize("size", [8, 32, 64, 224])
 def test_a_gpu_gives_the_same(size: int):
     x = images(64, size, size)
-    for view, settings in enumerate(augment.views(size)):
+    for view, settings in enumerate(view_settings.views(size)):
         p = drawn(settings, x, view)
         got = augment.apply(x.cuda(), p.to("cuda"), settings).cpu()
         assert_nearly_all_close(got, augment.apply(x, p, settings), 5e-5)
@@ -53,11 +53,11 @@ def test_a_captured_graph_draws_every_epoch_and_batch_anew():
     pool = images(512, 32, 32).cuda()
     index = torch.arange(128, device="cuda")
     epoch = torch.zeros((), dtype=torch.int64, device="cuda")
-    pair = augment.views(32)
+    pair = view_settings.views(32)
 
     def both() -> list[Tensor]:
         x = pool[index]
-        return [augment.apply(x, augment.draw(s, 32, 32, 1, epoch, index, v), s) for v, s in enumerate(pair)]
+        return [augment.apply(x, view_settings.draw(s, 32, 32, 1, epoch, index, v), s) for v, s in enumerate(pair)]
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -78,10 +78,10 @@ def test_a_captured_graph_draws_every_epoch_and_batch_anew():
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_a_compiled_view_gives_the_same():
     x, index = images(64, 32, 32).cuda(), torch.arange(64, device="cuda")
-    settings = augment.views(32)[1]
+    settings = view_settings.views(32)[1]
 
     def view(epoch: Tensor) -> Tensor:
-        return augment.apply(x, augment.draw(settings, 32, 32, 1, epoch, index, 0), settings)
+        return augment.apply(x, view_settings.draw(settings, 32, 32, 1, epoch, index, 0), settings)
 
     compiled = torch.compile(view, fullgraph=True)
     for step in range(2):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import zipfile
-import zlib
-from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from siammm.core.errors import InputError, StoredFileError
 from siammm.core.text import listed, one_line, shape_text, shown
 from siammm.data import labels as labelling
+from siammm.data.array_files import Headers, decoded_text, load_npz, map_npy, npy_header, npz_headers
 from siammm.data.labels import LABEL_KEYS, NAME_KEYS
 from siammm.data.source import Source
 
@@ -32,16 +29,9 @@ class ArraySource(Source):
     kind = "array"
 
     def __init__(
-        self,
-        images: np.ndarray,
-        *,
-        name: str,
-        labels: np.ndarray | None = None,
-        label_names: list[str] | None = None,
+        self, images: np.ndarray, *, name: str, labels: np.ndarray | None = None, label_names: list[str] | None = None
     ) -> None:
-        self.name = name
-        self.labels = labels
-        self.label_names = label_names
+        self.name, self.labels, self.label_names = name, labels, label_names
         self._layout = _layout(images.shape, shown(name))
         self._images = _as_bytes(images, shown(name))
         # The file and the array in it to open again elsewhere, where there is one.
@@ -52,23 +42,19 @@ class ArraySource(Source):
 
     def image(self, i: int) -> np.ndarray:
         """See ``Source.image``."""
-        pixels = np.asarray(self._images[self._check_position(i)])
-        if self._layout == "channels first":
-            pixels = pixels.transpose(1, 2, 0)
-        elif self._layout == "grey":
-            pixels = pixels[:, :, None]
-        if pixels.shape[2] == 1:
-            pixels = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
-        return np.array(pixels, order="C")
+        i = self._check_position(i)
+        return np.array(self._as_rgb(np.asarray(self._images[i : i + 1]))[0], order="C")
 
     def images(self) -> np.ndarray:
         """See ``Source.images``."""
-        pixels = np.asarray(self._images)
+        return np.ascontiguousarray(self._as_rgb(np.asarray(self._images)))
+
+    def _as_rgb(self, pixels: np.ndarray) -> np.ndarray:
         if self._layout == "channels first":
             pixels = pixels.transpose(0, 2, 3, 1)
         elif self._layout == "grey":
             pixels = pixels[..., None]
-        return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:3], 3)))
+        return np.broadcast_to(pixels, (*pixels.shape[:3], 3))
 
     def size(self, i: int) -> tuple[int, int]:
         """See ``Source.size``."""
@@ -87,17 +73,14 @@ class ArraySource(Source):
         shape = self._images.shape
         return shape[2:4] if self._layout == "channels first" else shape[1:3]
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(vars(self))
-        if self._file is not None:
-            del state["_images"]
-        return state
+    def _not_sent(self) -> tuple[str, ...]:
+        return () if self._file is None else ("_images",)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+    def _open_again(self) -> None:
         if self._file is not None:
             path, key = self._file
-            stored = _map_npy(path) if key is None else _load_npz(path, [key])[key]
+            stored = _map_npy(path) if key is None else load_npz(path, key)[0]
+            assert stored is not None
             self._images = _as_bytes(stored, shown(path))
 
 
@@ -137,18 +120,18 @@ def open_npy(path: Path, *, name: str, image_key: str | None = None, label_key: 
 
 def open_npz(path: Path, *, name: str, image_key: str | None = None, label_key: str | None = None) -> ArraySource:
     """The images of a ``.npz`` file, with its labels and their names where it has them."""
-    headers = _npz_headers(path)
+    headers = npz_headers(path)
     key = _choose_images(headers, image_key, path)
     n = headers[key][0][0]
     label_name = _choose_labels(headers, label_key, key, n, path)
     names_key = next((other for other in NAME_KEYS if other in headers and headers[other][1].kind in "US"), None)
-    wanted = [other for other in (key, label_name, names_key) if other is not None]
-    arrays = _load_npz(path, wanted)
+    images, values, names = load_npz(path, key, label_name, names_key)
     labels, label_names = None, None
-    if label_name is not None:
-        names = None if names_key is None else [str(value) for value in _text(arrays[names_key])]
-        labels, label_names = labelling.from_values(arrays[label_name], names)
-    source = ArraySource(arrays[key], name=name, labels=labels, label_names=label_names)
+    if values is not None:
+        known = None if names is None else [str(value) for value in decoded_text(names)]
+        labels, label_names = labelling.from_values(values, known)
+    assert images is not None
+    source = ArraySource(images, name=name, labels=labels, label_names=label_names)
     source._file = (path.absolute(), key)
     return source
 
@@ -156,66 +139,15 @@ def open_npz(path: Path, *, name: str, image_key: str | None = None, label_key: 
 def _map_npy(path: Path) -> np.ndarray:
     try:
         with path.open("rb") as file:
-            shape, dtype = _header(file, shown(path))
+            shape, dtype = npy_header(file, shown(path))
         _check_type(dtype, shown(path))
         _layout(shape, shown(path))
-        return np.lib.format.open_memmap(path, mode="r")
+        return map_npy(path)
     except OSError as error:
         raise StoredFileError(f"{shown(path)} cannot be read ({one_line(error)}); check the file.") from error
-    except ValueError as error:
-        if isinstance(error, InputError | StoredFileError):
-            raise
-        raise StoredFileError(f"{shown(path)} is shorter than its header says; write it again.") from error
 
 
-def _npz_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Shape and type of every array in the file. Nothing is unpickled."""
-    headers: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            names = [member.filename.removesuffix(".npy") for member in members]
-            for name, member in zip(names, members, strict=True):
-                if names.count(name) > 1:
-                    raise StoredFileError(f"{shown(path)} holds two arrays called {name!r}; save it again.")
-                with archive.open(member) as file:
-                    shape, dtype = headers[name] = _header(file, f"{name!r} in {shown(path)}")
-                    stored = member.file_size - file.tell()
-                if not dtype.hasobject and stored != math.prod(shape) * dtype.itemsize:
-                    raise StoredFileError(
-                        f"{name!r} in {shown(path)} has {stored} bytes, but its header says {shape_text(shape)} of "
-                        f"{dtype.name}; write it again."
-                    )
-    except OSError as error:
-        raise StoredFileError(f"{shown(path)} cannot be read ({one_line(error)}); check the file.") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise StoredFileError(f"{shown(path)} is not a whole .npz file ({one_line(error)}); write it again.") from error
-    return headers
-
-
-def _load_npz(path: Path, keys: list[str]) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {key: stored[key] for key in keys}
-    except MemoryError as error:
-        raise InputError(
-            f"The arrays of {shown(path)} need more memory than there is; save the images as .npy, which is mapped."
-        ) from error
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError) as error:
-        raise StoredFileError(f"{shown(path)} cannot be read ({one_line(error)}); write it again.") from error
-
-
-def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
-    except (ValueError, EOFError, SyntaxError, UnicodeDecodeError) as error:
-        raise StoredFileError(f"{name} is not a NumPy array, or its start is damaged; write it again.") from error
-    return shape, dtype
-
-
-def _choose_images(headers: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], image_key: str | None, path: Path) -> str:
+def _choose_images(headers: Headers, image_key: str | None, path: Path) -> str:
     contents = listed(f"{name} {shape_text(shape)} {dtype.name}" for name, (shape, dtype) in headers.items())
     if image_key is not None and image_key not in headers:
         raise InputError(f"{shown(path)} has no array {image_key!r}; give --image-key one of: {contents or '(none)'}.")
@@ -235,13 +167,7 @@ def _choose_images(headers: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], im
     return image_key
 
 
-def _choose_labels(
-    headers: dict[str, tuple[tuple[int, ...], np.dtype[Any]]],
-    label_key: str | None,
-    image_key: str,
-    n: int,
-    path: Path,
-) -> str | None:
+def _choose_labels(headers: Headers, label_key: str | None, image_key: str, n: int, path: Path) -> str | None:
     if label_key == "":
         return None
     if label_key is not None and label_key not in headers:
@@ -259,17 +185,12 @@ def _choose_labels(
     return key
 
 
-def _text(values: np.ndarray) -> Iterable[str]:
-    return np.char.decode(values, "utf-8", "backslashreplace") if values.dtype.kind == "S" else values
-
-
 # ----------------------------------------------------------------------------------------- what an array must look like
 
 
 def _layout(shape: tuple[int, ...], name: str) -> str:
     """Where the channels are; refuses what is not an array of images."""
-    problem = ""
-    layout = ""
+    problem, layout = "", ""
     if len(shape) == 4 and shape[3] in (1, 3):
         layout = "channels last"
     elif len(shape) == 4 and shape[1] in (1, 3):

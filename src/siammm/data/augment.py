@@ -22,34 +22,7 @@ from torch import Tensor
 
 from siammm.core.errors import InputError
 from siammm.data import colours, resample
-from siammm.data.view_settings import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    PRESETS,
-    Preset,
-    ViewParameters,
-    ViewSettings,
-    draw,
-    views,
-)
-
-__all__ = [
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "PRESETS",
-    "Preset",
-    "ViewParameters",
-    "ViewSettings",
-    "apply",
-    "clean",
-    "clean_side",
-    "colour",
-    "crop",
-    "crop_bytes",
-    "draw",
-    "normalise",
-    "views",
-]
+from siammm.data.view_settings import ViewParameters, ViewSettings
 
 
 def apply(x_NCHW: Tensor, parameters: ViewParameters, settings: ViewSettings) -> Tensor:

@@ -291,11 +291,6 @@ class SetAside:
         """Set one image aside. Threads may call this at the same time."""
         self.reasons.setdefault(identifier, reason)
 
-    def merge(self, other: SetAside) -> None:
-        """Take over what another process or thread has set aside of the same images."""
-        for identifier, reason in other.reasons.items():
-            self.add(identifier, reason)
-
     def check(self, limit: float = MAX_BAD_IMAGES) -> None:
         """Raise ``InputError`` where more than this share of all images is set aside."""
         bad = len(self)
@@ -360,34 +355,54 @@ def decode_all(
             f"{n} images of {shape[0]} x {shape[1]} need {n * shape[0] * shape[1] * 3 / 2**30:.1f} GiB of memory, "
             "more than there is; choose a smaller --image-size or read them from the disk as they are needed."
         ) from error
-    set_aside = SetAside(n)
 
-    def read(start: int) -> list[int]:
-        bad: list[int] = []
+    def read(i: int) -> None:
+        images[i] = fit(source.image(i), shape)
+
+    kept, set_aside = read_all(source, read, threads=threads, limit=limit, progress=progress)
+    if len(kept) == 0:
+        raise InputError(f"None of the {n} images of {shown(source.name)} can be read; check the data.")
+    return Decoded(images=_compact(images, kept), kept=kept, set_aside=set_aside)
+
+
+def read_all(
+    source: Source,
+    read: Callable[[int], Any],
+    *,
+    threads: int | None = None,
+    limit: float = MAX_BAD_IMAGES,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[np.ndarray, SetAside]:
+    """Call ``read`` for every image in threads: the positions that could be read, and the images that are set aside.
+
+    Pillow releases the interpreter while it decodes, so threads are enough, and need no copies of the source.
+    """
+    n, set_aside = len(source), SetAside(len(source))
+    good = np.ones(n, bool)
+
+    def read_some(start: int) -> list[tuple[int, str]]:
+        bad: list[tuple[int, str]] = []
         for i in range(start, min(start + _IMAGES_A_TASK, n)):
             try:
-                images[i] = fit(source.image(i), shape)
+                read(i)
             except BadImage as problem:
-                set_aside.add(source.identifier(i), problem.reason)
-                bad.append(i)
+                bad.append((i, problem.reason))
         return bad
 
-    good = np.ones(n, bool)
     with ThreadPoolExecutor(threads or default_threads(), thread_name_prefix="siammm-decode") as pool:
-        tasks = [(start, pool.submit(read, start)) for start in range(0, n, _IMAGES_A_TASK)]
+        tasks = [(start, pool.submit(read_some, start)) for start in range(0, n, _IMAGES_A_TASK)]
         try:
             for start, task in tasks:
-                good[task.result()] = False
+                for i, reason in task.result():
+                    good[i] = False
+                    set_aside.add(source.identifier(i), reason)
                 set_aside.check(limit)
                 if progress is not None:
                     progress(min(start + _IMAGES_A_TASK, n), n)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    kept = np.flatnonzero(good)
-    if len(kept) == 0:
-        raise InputError(f"None of the {n} images of {shown(source.name)} can be read; check the data.")
-    return Decoded(images=_compact(images, kept), kept=kept, set_aside=set_aside)
+    return np.flatnonzero(good), set_aside
 
 
 def _without_shape(source: Source) -> InputError:

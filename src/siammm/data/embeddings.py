@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 import tempfile
-import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from siammm.core.errors import InputError, StoredFileError
+from siammm.core.text import listed, one_line, shape_text
+from siammm.data.array_files import Headers, decoded_text, load_npz, map_npy, npy_header, npz_headers, parquet_file
 from siammm.data.labels import LABEL_KEYS
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def read_embeddings(
     except FileNotFoundError:
         raise StoredFileError(f"{path} does not exist; check the path.") from None
     except OSError as error:
-        raise StoredFileError(f"{path} cannot be read ({_one_line(error)}); check the file.") from error
+        raise StoredFileError(f"{path} cannot be read ({one_line(error)}); check the file.") from error
 
 
 # ---------------------------------------------------------------------------------------------------------------- .npy
@@ -85,55 +86,25 @@ def _read_npy(path: Path, key: str | None, id_column: str | None, label_column: 
             "use .npz or Parquet to keep ids and labels beside the embeddings."
         )
     with path.open("rb") as file:
-        shape, dtype = _npy_header(file, str(path))
-    _check_matrix(shape, dtype, str(path))
-    try:
-        embeddings = np.lib.format.open_memmap(path, mode="r")
-    except ValueError as error:
-        raise StoredFileError(
-            f"{path} is shorter than its header says ({shape[0]} x {shape[1]} of {dtype}); write it again."
-        ) from error
-    return EmbeddingTable(embeddings=_as_float(embeddings), ids=None, labels=None, source=path, columns=None)
-
-
-def _npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of a stored array, from its first bytes. Nothing is unpickled."""
-    try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
-    except (ValueError, EOFError, SyntaxError, UnicodeDecodeError) as error:
-        raise StoredFileError(f"{name} is not a NumPy array, or its start is damaged; write it again.") from error
-    return shape, dtype
+        _check_matrix(*npy_header(file, str(path)), str(path))
+    return EmbeddingTable(embeddings=_as_float(map_npy(path)), ids=None, labels=None, source=path, columns=None)
 
 
 # ---------------------------------------------------------------------------------------------------------------- .npz
 
 
 def _read_npz(path: Path, key: str | None, id_column: str | None, label_column: str | None) -> EmbeddingTable:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            arrays = {}
-            for member in archive.namelist():
-                name = member.removesuffix(".npy")
-                if name in arrays:
-                    raise StoredFileError(f"{path} holds two arrays called {name!r}; save it with different names.")
-                with archive.open(member) as file:
-                    arrays[name] = _npy_header(file, f"{name!r} in {path}")
-        name = _choose_matrix(arrays, key, path)
-        n = arrays[name][0][0]
-        id_key, label_key = _side_arrays(arrays, {name}, id_column, label_column, n, path)
-        with np.load(path, allow_pickle=False) as stored:
-            embeddings = _as_float(stored[name])
-            ids = None if id_key is None else _plain(stored[id_key])
-            labels = None if label_key is None else _plain(stored[label_key])
-    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
-        raise StoredFileError(f"{path} is not a whole .npz file ({_one_line(error)}); write it again.") from error
-    except ValueError as error:
-        if isinstance(error, InputError | StoredFileError):
-            raise
-        raise StoredFileError(f"{path} is damaged ({_one_line(error)}); write it again.") from error
-    return EmbeddingTable(embeddings=embeddings, ids=ids, labels=labels, source=path, columns=None)
+    arrays = npz_headers(path)
+    name, id_key, label_key = _choose_arrays(arrays, key, id_column, label_column, path)
+    embeddings, ids, labels = load_npz(path, name, id_key, label_key)
+    assert embeddings is not None
+    return EmbeddingTable(
+        embeddings=_as_float(embeddings),
+        ids=None if ids is None else decoded_text(ids),
+        labels=None if labels is None else decoded_text(labels),
+        source=path,
+        columns=None,
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- safetensors
@@ -150,18 +121,14 @@ def _read_safetensors(path: Path, key: str | None, id_column: str | None, label_
                 name: (tuple(tensor.get_shape()), _safetensors_dtype(tensor.get_dtype()))
                 for name, tensor in tensors.items()
             }
-            name = _choose_matrix(arrays, key, path)
-            n = arrays[name][0][0]
-            id_key, label_key = _side_arrays(arrays, {name}, id_column, label_column, n, path)
+            name, id_key, label_key = _choose_arrays(arrays, key, id_column, label_column, path)
             embeddings = stored.get_tensor(name)
             if embeddings.dtype.itemsize < 4 or not embeddings.dtype.is_floating_point:
                 embeddings = embeddings.float()
             ids = None if id_key is None else stored.get_tensor(id_key).numpy()
             labels = None if label_key is None else stored.get_tensor(label_key).numpy()
     except SafetensorError as error:
-        raise StoredFileError(
-            f"{path} is not a whole safetensors file ({_one_line(error)}); write it again."
-        ) from error
+        raise StoredFileError(f"{path} is not a whole safetensors file ({one_line(error)}); write it again.") from error
     return EmbeddingTable(embeddings=embeddings.numpy(), ids=ids, labels=labels, source=path, columns=None)
 
 
@@ -176,30 +143,22 @@ def _safetensors_dtype(name: str) -> np.dtype[Any]:
 
 def _read_parquet(path: Path, key: str | None, id_column: str | None, label_column: str | None) -> EmbeddingTable:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    try:
-        # Opened by us, so that a plain OSError means the file system and an ArrowInvalid the contents.
-        with path.open("rb") as opened, pq.ParquetFile(opened) as file:
-            schema = file.schema_arrow
-            n = file.metadata.num_rows
-            repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
-            if repeated:
-                raise StoredFileError(f"{path} has two columns called {repeated[0]!r}; save it with different names.")
-            if n == 0:
-                raise InputError(f"{path} has 0 rows; at least one embedding is needed.")
-            scalars = [field.name for field in schema if not pa.types.is_nested(field.type)]
-            id_name = _named_column(ID_KEYS, id_column, scalars, schema.names, "--id-column", path)
-            label_name = _named_column(LABEL_KEYS, label_column, scalars, schema.names, "--label-column", path)
-            names = _embedding_columns(schema, key, {id_name, label_name}, path)
-            embeddings = _read_matrix(file, names, n, path)
-            others = [name for name in scalars if name not in {*names, id_name, label_name}]
-            wanted = [name for name in (id_name, label_name) if name is not None]
-            table = file.read(columns=[*others, *wanted])
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise StoredFileError(f"{path} is not a whole Parquet file ({_one_line(error)}); write it again.") from error
+    with parquet_file(path) as file:
+        schema, n = file.schema_arrow, file.metadata.num_rows
+        repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
+        if repeated:
+            raise StoredFileError(f"{path} has two columns called {repeated[0]!r}; save it with different names.")
+        if n == 0:
+            raise InputError(f"{path} has 0 rows; at least one embedding is needed.")
+        scalars = [field.name for field in schema if not pa.types.is_nested(field.type)]
+        id_name = _named_column(ID_KEYS, id_column, scalars, schema.names, "--id-column", path)
+        label_name = _named_column(LABEL_KEYS, label_column, scalars, schema.names, "--label-column", path)
+        names = _embedding_columns(schema, key, {id_name, label_name}, path)
+        embeddings = _read_matrix(file, names, n, path)
+        others = [name for name in scalars if name not in {*names, id_name, label_name}]
+        wanted = [name for name in (id_name, label_name) if name is not None]
+        table = file.read(columns=[*others, *wanted])
     return EmbeddingTable(
         embeddings=embeddings,
         ids=None if id_name is None else _arrow_values(table.column(id_name)),
@@ -217,10 +176,10 @@ def _named_column(
     if given is None:
         return next((name for name in usual if name in scalars), None)
     if given not in names:
-        raise InputError(f"{path} has no column {given!r}; give {flag} one of: {_listed(names)}.")
+        raise InputError(f"{path} has no column {given!r}; give {flag} one of: {listed(names)}.")
     if given not in scalars:
         raise InputError(
-            f"Column {given!r} of {path} holds several values a row; give {flag} one of: {_listed(scalars)}."
+            f"Column {given!r} of {path} holds several values a row; give {flag} one of: {listed(scalars)}."
         )
     return given
 
@@ -239,22 +198,22 @@ def _embedding_columns(schema: pa.Schema, key: str | None, taken: set[str | None
     vectors = [field.name for field in schema if is_vector(field.type)]
     if key is not None:
         if key not in schema.names:
-            raise InputError(f"{path} has no column {key!r}; give --key one of: {_listed(vectors or schema.names)}.")
+            raise InputError(f"{path} has no column {key!r}; give --key one of: {listed(vectors or schema.names)}.")
         if key not in vectors:
             raise InputError(
                 f"Column {key!r} of {path} holds {schema.field(key).type}, but embeddings are a list of numbers a row; "
-                f"give --key one of: {_listed(vectors) or '(none here)'}."
+                f"give --key one of: {listed(vectors) or '(none here)'}."
             )
         return [key]
     usual = [name for name in EMBEDDING_KEYS if name in vectors]
     if usual or len(vectors) == 1:
         return [(usual or vectors)[0]]
     if vectors:
-        raise InputError(f"{path} has {len(vectors)} columns of vectors; choose one with --key: {_listed(vectors)}.")
+        raise InputError(f"{path} has {len(vectors)} columns of vectors; choose one with --key: {listed(vectors)}.")
     numbers = [field.name for field in schema if is_number(field.type) and field.name not in taken]
     numbers = [name for name in numbers if not _PANDAS_INDEX.fullmatch(name)]
     if not numbers:
-        raise InputError(f"{path} has no column of numbers among {_listed(schema.names)}; add a column of embeddings.")
+        raise InputError(f"{path} has no column of numbers among {listed(schema.names)}; add a column of embeddings.")
     return numbers
 
 
@@ -325,12 +284,12 @@ _READERS: dict[str, Callable[[Path, str | None, str | None, str | None], Embeddi
     ".safetensors": _read_safetensors,
 }
 
-_Headers = Mapping[str, tuple[tuple[int, ...], "np.dtype[Any]"]]
 
-
-def _choose_matrix(arrays: _Headers, key: str | None, path: Path) -> str:
-    """The name of the array that holds the embeddings."""
-    contents = _listed(f"{name} {_shape(shape)} {dtype.name}" for name, (shape, dtype) in arrays.items())
+def _choose_arrays(
+    arrays: Headers, key: str | None, id_column: str | None, label_column: str | None, path: Path
+) -> tuple[str, str | None, str | None]:
+    """The names of the arrays of embeddings, and of ids and of labels, where there are any."""
+    contents = listed(f"{name} {shape_text(shape)} {dtype.name}" for name, (shape, dtype) in arrays.items())
     if key is not None and key not in arrays:
         raise InputError(f"{path} has no array {key!r}; give --key one of: {contents or '(it holds none)'}.")
     if key is None:
@@ -344,33 +303,28 @@ def _choose_matrix(arrays: _Headers, key: str | None, path: Path) -> str:
             )
         key = matrices[0]
     _check_matrix(*arrays[key], f"{key!r} in {path}")
-    return key
-
-
-def _side_arrays(
-    arrays: _Headers, taken: set[str], id_column: str | None, label_column: str | None, n: int, path: Path
-) -> tuple[str | None, str | None]:
-    """The names of the arrays of ids and of labels, where there are any."""
-    found: list[str | None] = []
+    n = arrays[key][0][0]
+    sides: list[str | None] = []
     for usual, given, flag in ((ID_KEYS, id_column, "--id-column"), (LABEL_KEYS, label_column, "--label-column")):
         if given and given not in arrays:
-            raise InputError(f"{path} has no array {given!r}; give {flag} one of: {_listed(arrays)}.")
+            raise InputError(f"{path} has no array {given!r}; give {flag} one of: {listed(arrays)}.")
         candidates = usual if given is None else (given,)
-        name = next((name for name in candidates if name in arrays and name not in taken), None)
-        if name is not None:
-            shape, dtype = arrays[name]
-            if dtype.kind not in "iufbUS":
-                raise InputError(
-                    f"{name!r} in {path} is an array of {dtype.name}; save ids and labels as numbers or strings, "
-                    f'or leave them out with {flag} "".'
-                )
-            if shape != (n,):
-                raise InputError(
-                    f"{name!r} in {path} has the shape {_shape(shape)}, but there are {n} embeddings; it needs one "
-                    f'value for each, or leave it out with {flag} "".'
-                )
-        found.append(name)
-    return found[0], found[1]
+        name = next((name for name in candidates if name in arrays and name != key), None)
+        sides.append(name)
+        if name is None:
+            continue
+        shape, dtype = arrays[name]
+        if dtype.kind not in "iufbUS":
+            raise InputError(
+                f"{name!r} in {path} is an array of {dtype.name}; save ids and labels as numbers or strings, "
+                f'or leave them out with {flag} "".'
+            )
+        if shape != (n,):
+            raise InputError(
+                f"{name!r} in {path} has the shape {shape_text(shape)}, but there are {n} embeddings; it needs one "
+                f'value for each, or leave it out with {flag} "".'
+            )
+    return key, sides[0], sides[1]
 
 
 def _check_matrix(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
@@ -380,7 +334,7 @@ def _check_matrix(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> No
         raise InputError(f"{name} is an array of {dtype.name}, but embeddings are real numbers; save it as float32.")
     if len(shape) != 2:
         raise InputError(
-            f"{name} has the shape {_shape(shape)}, but embeddings are a 2-D array; reshape to samples x dimensions."
+            f"{name} has the shape {shape_text(shape)}, but embeddings are 2-D; reshape to samples x dimensions."
         )
     if shape[0] == 0:
         raise InputError(f"{name} has 0 rows; at least one embedding is needed.")
@@ -401,22 +355,3 @@ def _as_float(array: np.ndarray) -> np.ndarray:
             file.write(np.ascontiguousarray(array[start : start + _ROWS_AT_A_TIME], dtype=np.float32).data)
         file.flush()
         return np.memmap(file, dtype=np.float32, mode="r", shape=array.shape)
-
-
-def _plain(values: np.ndarray) -> np.ndarray:
-    """Bytes as text; anything else as it is."""
-    return np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return f"({' x '.join(map(str, shape))})"
-
-
-def _one_line(error: BaseException) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(text.split()).rstrip(".")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,11 +20,6 @@ class FolderContents:
     parquet: list[str] = field(default_factory=list)
     tar: list[str] = field(default_factory=list)
     n_others: int = 0
-
-    def sort(self) -> None:
-        """Put every list in the order of its strings, which is the same on every system."""
-        for paths in (self.images, self.parquet, self.tar):
-            paths.sort()
 
 
 def walk(root: Path) -> FolderContents:
@@ -63,7 +57,8 @@ def walk(root: Path) -> FolderContents:
                 # A link to nothing: an image that cannot be read, which is to be reported.
                 found.images.append(path)
         pending.extend(reversed(folders))
-    found.sort()
+    for paths in (found.images, found.parquet, found.tar):
+        paths.sort()
     return found
 
 
@@ -91,21 +86,11 @@ class FolderSource(EncodedSource):
 
     kind = "folder"
 
-    def __init__(
-        self,
-        root: Path,
-        paths: list[str],
-        *,
-        name: str,
-        with_labels: bool = True,
-        max_pixels: int = decode.MAX_PIXELS,
-    ) -> None:
-        self.name = name
-        self.max_pixels = max_pixels
+    def __init__(self, root: Path, paths: list[str], *, name: str, max_pixels: int = decode.MAX_PIXELS) -> None:
+        self.name, self.max_pixels = name, max_pixels
         self.root = root.absolute()
         self._paths = Names(os.fsencode(path) for path in paths)
-        if with_labels:
-            self.labels, self.label_names = labels.from_paths([*self._identifiers()])
+        self.labels, self.label_names = labels.from_paths([self._paths.text(i) for i in range(len(paths))])
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -121,6 +106,3 @@ class FolderSource(EncodedSource):
     def identifier(self, i: int) -> str:
         r"""See ``Source.identifier``: the relative path; bytes that are no Unicode are written like ``\xff``."""
         return self._paths.text(self._check_position(i))
-
-    def _identifiers(self) -> Iterable[str]:
-        return (self._paths.text(i) for i in range(len(self)))

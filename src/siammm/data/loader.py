@@ -18,7 +18,6 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,11 +28,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from siammm.core.errors import InputError
-from siammm.data import augment, decode
-from siammm.data.augment import ViewSettings
+from siammm.data import augment, decode, view_settings
 from siammm.data.decode import BadImage, SetAside
-from siammm.data.image_cache import ShrunkenSource
+from siammm.data.image_cache import CachedSource
 from siammm.data.sources import Source
+from siammm.data.view_settings import ViewSettings
 
 LoaderKind = Literal["auto", "resident", "streaming"]
 Progress = Callable[[int, int], None]
@@ -45,8 +44,8 @@ _RESIDENT_SHARE = 0.4
 # A file that was readable at the start is tried again this often: network drives have moments.
 _TRIES = 3
 _CLEAN_BATCH = 512
-# Images whose look is asked for at once: a million waiting questions would take a gigabyte.
-_LOOKED_AT_ONCE = 4096
+# The batches of an epoch, as (epoch, position) of each image: what the workers are asked for.
+_Plan = list[list[tuple[int, int]]]
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ class ResidentLoader(Loader):
         sample_B = self._sample_on_device[batch.position_B]
         height, width = x_B3HW.shape[2:]
         first, second = (
-            augment.apply(x_B3HW, augment.draw(settings, height, width, seed, epoch, sample_B, view), settings)
+            augment.apply(x_B3HW, view_settings.draw(settings, height, width, seed, epoch, sample_B, view), settings)
             for view, settings in enumerate(self.view_settings)
         )
         return first, second
@@ -168,13 +167,13 @@ class StreamingLoader(Loader):
     ) -> None:
         kept, set_aside = readable(source, workers, limit, known_bad=known_bad, progress=progress)
         super().__init__(source, kept, views, device, set_aside, image_size)
-        self._plan = _Plan()
+        self._plan: _Plan = []
         self._workers = workers
         self._loader: Any = self._started(_Crops(source, self.sample_N.numpy(), views, seed), self._plan)
 
     def batches(self, epoch: int, positions: Sequence[Tensor]) -> Iterator[Batch]:
         """Cut by the workers, a few batches ahead."""
-        self._plan.batches = [[(epoch, position) for position in group.tolist()] for group in positions]
+        self._plan[:] = [[(epoch, position) for position in group.tolist()] for group in positions]
         for position_B, first, second in _in_one_sentence(self._loader):
             yield Batch(
                 position_B.to(self.device, non_blocking=True),
@@ -187,15 +186,14 @@ class StreamingLoader(Loader):
         sample_B = self._sample_on_device[batch.position_B]
         # The crops are cut already, so the size that new ones would be drawn from does not matter.
         first, second = (
-            augment.colour(crop, augment.draw(settings, 1, 1, seed, epoch, sample_B, view), settings)
+            augment.colour(crop, view_settings.draw(settings, 1, 1, seed, epoch, sample_B, view), settings)
             for view, (settings, crop) in enumerate(zip(self.view_settings, batch.crops, strict=True))
         )
         return first, second
 
     def clean(self, first: int, last: int, batch_size: int = _CLEAN_BATCH) -> Iterator[tuple[int, Tensor]]:
         """Resized and cropped by the workers."""
-        plan = _Plan()
-        plan.batches = [
+        plan: _Plan = [
             [(0, position) for position in range(start, min(start + batch_size, last))]
             for start in range(first, last, batch_size)
         ]
@@ -217,18 +215,6 @@ class StreamingLoader(Loader):
             pin_memory=self.device.type == "cuda",
             worker_init_fn=_prepared_worker,
         )
-
-
-class _Plan:
-    """The batches of the coming epoch, which the workers ask for in turn."""
-
-    batches: Sequence[Sequence[tuple[int, int]]] = ()
-
-    def __iter__(self) -> Iterator[Sequence[tuple[int, int]]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 class _Images(Dataset[Any]):
@@ -268,7 +254,7 @@ class _Crops(_Images):
         height, width = x_CHW.shape[1:]
         first, second = (
             augment.crop_bytes(
-                x_CHW, augment.draw(settings, height, width, self._seed, epoch, sample_1, view), settings.size
+                x_CHW, view_settings.draw(settings, height, width, self._seed, epoch, sample_1, view), settings.size
             )
             for view, settings in enumerate(self._views)
         )
@@ -299,34 +285,12 @@ def readable(
 
     ``known_bad`` is what an earlier look found, by name: then nothing is read.
     """
-    set_aside = SetAside(len(source))
     if known_bad is not None:
-        for name, problem in known_bad.items():
-            set_aside.add(name, problem)
+        set_aside = SetAside(len(source))
+        set_aside.reasons.update(known_bad)
         names = (source.identifier(number) for number in range(len(source)))
         return np.asarray([i for i, name in enumerate(names) if name not in known_bad], dtype=np.int64), set_aside
-
-    def reason(number: int) -> str | None:
-        try:
-            source.image(number)
-        except BadImage as error:
-            return error.reason
-        return None
-
-    kept: list[int] = []
-    # Pillow lets go of the interpreter while it decodes, so threads are enough, and need no copies of the source.
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        for start in range(0, len(source), _LOOKED_AT_ONCE):
-            numbers = range(start, min(start + _LOOKED_AT_ONCE, len(source)))
-            for number, problem in zip(numbers, pool.map(reason, numbers), strict=True):
-                if problem is None:
-                    kept.append(number)
-                else:
-                    set_aside.add(source.identifier(number), problem)
-            set_aside.check(limit)
-            if progress is not None:
-                progress(numbers.stop, len(source))
-    return np.asarray(kept, dtype=np.int64), set_aside
+    return decode.read_all(source, source.image, threads=max(1, workers), limit=limit, progress=progress)
 
 
 def open_loader(
@@ -346,7 +310,7 @@ def open_loader(
     """The loader that suits the source: resident where the images are small and fit, streaming otherwise.
 
     ``image_size`` is that of images without augmentation; by default the views'. ``image_cache`` is a folder for
-    shrunken copies of large images, which are then streamed in place of these.
+    small copies of large images, which are then streamed instead.
     """
     size = max(image_size or 0, views[0].size)
     shape = source.uniform_shape()
@@ -369,7 +333,7 @@ def open_loader(
         neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         workers = max(0, decode.default_threads() // neighbours - 1)
     if image_cache is not None:
-        source = ShrunkenSource(source, Path(image_cache), view_size=size)
+        source = CachedSource(source, Path(image_cache), view_size=size)
     return StreamingLoader(
         source, views, device, seed=seed, workers=workers, image_size=image_size, limit=limit, known_bad=known_bad,
         progress=progress,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -76,8 +76,8 @@ class Source(ABC):
         change to another image goes unnoticed, and a million images take seconds.
         """
         digest = hashlib.sha256(f"siammm images 1\n{len(self)}\n".encode())
-        for name in self._identifiers():
-            _add(digest, name.encode("utf-8", "backslashreplace"))
+        for i in range(len(self)):
+            _add(digest, self.identifier(i).encode("utf-8", "backslashreplace"))
         for i in self.spread(_LOOKED_AT_FOR_FINGERPRINT):
             try:
                 _add(digest, self.content(int(i)))
@@ -86,12 +86,24 @@ class Source(ABC):
                 _add(digest, b"unreadable")
         return digest.hexdigest()
 
-    def _identifiers(self) -> Iterable[str]:
-        return (self.identifier(i) for i in range(len(self)))
-
     def spread(self, count: int) -> np.ndarray:
         """Up to ``count`` positions, spread evenly over the set."""
         return np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64))
+
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = self._not_sent()
+        return {key: value for key, value in vars(self).items() if key not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._open_again()
+
+    def _not_sent(self) -> tuple[str, ...]:
+        """Attributes that are not pickled; ``_open_again`` makes them anew in the other process."""
+        return ()
+
+    def _open_again(self) -> None:  # noqa: B027 - most sources have nothing to open
+        """Make what was not pickled."""
 
     def _check_position(self, i: int) -> int:
         """``i`` as a position from the start; negative ones count from the end, as in a list."""
@@ -130,6 +142,44 @@ class EncodedSource(Source):
     def content(self, i: int) -> bytes:
         """See ``Source.content``."""
         return bytes(self.encoded(i))
+
+
+class DerivedSource(Source):
+    """A source that reads its images from another one."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.name, self.note = source.name, source.note
+        self.labels, self.label_names = source.labels, source.label_names
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def image(self, i: int) -> np.ndarray:
+        """See ``Source.image``."""
+        return self.source.image(self._position(i))
+
+    def size(self, i: int) -> tuple[int, int]:
+        """See ``Source.size``."""
+        return self.source.size(self._position(i))
+
+    def content(self, i: int) -> bytes:
+        """See ``Source.content``."""
+        return self.source.content(self._position(i))
+
+    def identifier(self, i: int) -> str:
+        """See ``Source.identifier``."""
+        return self.source.identifier(self._position(i))
+
+    def _position(self, i: int) -> int:
+        """The position in the other source."""
+        return self._check_position(i)
+
+
+def located(ends: np.ndarray, i: int) -> tuple[int, int]:
+    """The number of the part that holds item ``i`` and its place in it, where part n ends before ``ends[n]``."""
+    part = int(np.searchsorted(ends, i, side="right"))
+    return part, i - (int(ends[part - 1]) if part else 0)
 
 
 class Names:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import glob
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,10 +64,8 @@ class _Opener:
     """What the user asked for, and the ways to it."""
 
     def __init__(self, *, name: str, image_key: str | None, label_key: str | None, max_pixels: int) -> None:
-        self.name = name
-        self.image_key = image_key
-        self.label_key = label_key
-        self.max_pixels = max_pixels
+        self.name, self.image_key, self.label_key, self.max_pixels = name, image_key, label_key, max_pixels
+        self.keys: dict[str, Any] = {"name": name, "image_key": image_key, "label_key": label_key}
 
     def open(self, data: str | Path) -> Source:
         if data == "digits":
@@ -105,17 +104,15 @@ class _Opener:
         first = paths[0]
         suffix = first.suffix.lower()
         if len(paths) == 1 and suffix == ".npy":
-            return self._without_labels(
-                open_npy(first, name=self.name, image_key=self.image_key, label_key=self.label_key)
-            )
+            return self._without_labels(open_npy(first, **self.keys))
         if len(paths) == 1 and suffix == ".npz":
-            return open_npz(first, name=self.name, image_key=self.image_key, label_key=self.label_key)
+            return open_npz(first, **self.keys)
         if all(name.endswith(_PARQUET) for name in lower):
-            return self._table(ParquetSource, paths)
+            return ParquetSource(paths, **self.keys, max_pixels=self.max_pixels)
         if all(name.endswith(".arrow") for name in lower):
-            return self._table(ArrowSource, paths)
+            return ArrowSource(paths, **self.keys, max_pixels=self.max_pixels)
         if all(name.endswith(".tar") for name in lower):
-            return self._tar(paths)
+            return TarSource(paths, **self.keys, max_pixels=self.max_pixels)
         if any(name.endswith(tar_source.COMPRESSED_SUFFIXES) for name in lower):
             raise InputError(
                 f"{shown(self.name)} is compressed, so no image in it can be reached directly; decompress it to .tar."
@@ -140,26 +137,22 @@ class _Opener:
         if split is not None and (folder / split).is_dir() and Path(split).name == split:
             return self._folder(folder / split, None)
         if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
-            return self._table(ArrowSource, table_source.saved_dataset_files(folder, self.name))
+            files = table_source.saved_dataset_files(folder, self.name)
+            return ArrowSource(files, **self.keys, max_pixels=self.max_pixels)
         found = walk(folder)
         shards = found.parquet or found.tar
         if found.parquet and not found.images and not found.tar:
             files = table_source.choose_split(found.parquet, split, str(folder))
-            return self._table(ParquetSource, [folder / file for file in files])
+            return self._files([folder / file for file in files])
         if split is not None:
             raise InputError(f"{shown(folder)} has no split {split!r}; give the folder of the images itself.")
         if found.tar and not found.images and not found.parquet:
-            return self._tar([folder / file for file in found.tar])
+            return self._files([folder / file for file in found.tar])
         # Lists of an image folder's contents are often tables, so a few files of another kind do not matter.
         if found.images and len(found.images) >= len(shards):
             self._refuse_keys("an image folder")
-            return FolderSource(
-                folder,
-                found.images,
-                name=self.name,
-                with_labels=self.label_key != "",
-                max_pixels=self.max_pixels,
-            )
+            source = FolderSource(folder, found.images, name=self.name, max_pixels=self.max_pixels)
+            return self._without_labels(source)
         raise self._nothing_found(folder, found)
 
     def _nothing_found(self, folder: Path, found: FolderContents) -> InputError:
@@ -174,16 +167,6 @@ class _Opener:
             )
         return InputError(
             f"{shown(self.name)} holds no images ({found.n_others} other files); {_WHAT_IS_READ}; check the folder."
-        )
-
-    def _table(self, kind: type[ParquetSource] | type[ArrowSource], paths: list[Path]) -> Source:
-        return kind(
-            paths, name=self.name, image_key=self.image_key, label_key=self.label_key, max_pixels=self.max_pixels
-        )
-
-    def _tar(self, paths: list[Path]) -> Source:
-        return TarSource(
-            paths, name=self.name, image_key=self.image_key, label_key=self.label_key, max_pixels=self.max_pixels
         )
 
     def _refuse_keys(self, what: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from siammm.core.errors import InputError
 from siammm.core.text import one_line, shown
 from siammm.data import decode
-from siammm.data.source import Source
+from siammm.data.source import DerivedSource, Source
 
 ABSENT, AMBIGUOUS = -1, -2
 """What ``matched`` gives for a name that means no image, and for one that means several."""
@@ -19,13 +19,13 @@ ABSENT, AMBIGUOUS = -1, -2
 _LARGEST_LIST = 2**30
 
 
-class SourceSubset(Source):
+class SourceSubset(DerivedSource):
     """Some images of a source, in the order of their given positions."""
 
     kind = "subset"
 
     def __init__(self, source: Source, positions: Sequence[int] | np.ndarray) -> None:
-        self.source = source
+        super().__init__(source)
         self.positions = np.asarray(positions, dtype=np.int64)
         if self.positions.ndim != 1 or len(self.positions) == 0:
             raise InputError(f"A part of {shown(source.name)} was asked for that holds no images; choose one or more.")
@@ -34,28 +34,10 @@ class SourceSubset(Source):
                 f"A part of {shown(source.name)} was asked for that holds image {int(self.positions.max())}, but the "
                 f"images are 0 to {len(source) - 1}; choose among these."
             )
-        self.name = source.name
         self.labels = None if source.labels is None else np.asarray(source.labels)[self.positions]
-        self.label_names, self.note = source.label_names, source.note
 
     def __len__(self) -> int:
         return len(self.positions)
-
-    def image(self, i: int) -> np.ndarray:
-        """See ``Source.image``."""
-        return self.source.image(self._position(i))
-
-    def size(self, i: int) -> tuple[int, int]:
-        """See ``Source.size``."""
-        return self.source.size(self._position(i))
-
-    def content(self, i: int) -> bytes:
-        """See ``Source.content``."""
-        return self.source.content(self._position(i))
-
-    def identifier(self, i: int) -> str:
-        """See ``Source.identifier``: what the image is called in the whole source."""
-        return self.source.identifier(self._position(i))
 
     def images(self) -> np.ndarray | None:
         """See ``Source.images``."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import re
 import threading
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,10 @@ from siammm.core.errors import InputError, StoredFileError
 from siammm.core.text import listed, one_line, shown
 from siammm.data import decode
 from siammm.data import labels as labelling
+from siammm.data.array_files import parquet_file
 from siammm.data.decode import BadImage
 from siammm.data.labels import LABEL_KEYS, SPLITS
-from siammm.data.source import EncodedSource
+from siammm.data.source import EncodedSource, located
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,31 +47,61 @@ _SHARD = re.compile(r"(?P<split>.+?)-\d{3,}(-of-\d{3,}.*)?")
 class _TableSource(EncodedSource):
     """What both kinds of table share: columns, labels, and how an image is taken out of a row."""
 
-    files: list[Path]
-    column: str
+    _ends: np.ndarray
+    """The number of images up to the end of each chunk or row group."""
 
-    def __init__(self, files: Sequence[Path], *, name: str, max_pixels: int) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        *,
+        name: str,
+        image_key: str | None = None,
+        label_key: str | None = None,
+        max_pixels: int = decode.MAX_PIXELS,
+    ) -> None:
+        import pyarrow as pa
+
         self.files = [path.absolute() for path in files]
-        self.name = name
-        self.max_pixels = max_pixels
-        self._lock = threading.Lock()
+        self.name, self.max_pixels, self.column = name, max_pixels, ""
+        first: Any = None
+        label_name: str | None = None
+        labels: list[pa.Array] = []
+        for path in self.files:
+            with self._opened(path) as (schema, table):
+                if first is None:
+                    first = schema
+                    self.column = _image_column(schema, image_key, name)
+                    label_name = _label_column(schema, label_key, self.column, name)
+                for column in (self.column, label_name):
+                    if column is not None:
+                        _check_same(first, schema, column, path, self.files[0])
+                if label_name is not None:
+                    labels.extend(self._read(table, label_name).chunks)
+        self._index()
+        if len(self._ends) == 0:
+            raise InputError(f"{shown(name)} has 0 rows; at least one image is needed.")
+        if label_name is not None:
+            names = _class_names(first.metadata, label_name) or self._names_beside(label_name)
+            self._set_labels(pa.chunked_array(labels), names, asked_for=label_key is not None)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Tables are opened or read again where they are needed; sending them would cost more.
-        return {key: value for key, value in vars(self).items() if key not in ("_lock", "_chunks", "_groups")}
+    @abstractmethod
+    def _opened(self, path: Path) -> AbstractContextManager[tuple[pa.Schema, Any]]:
+        """The columns of a file, and the file itself as a table."""
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._lock = threading.Lock()
+    @abstractmethod
+    def _read(self, table: Any, column: str) -> pa.ChunkedArray:
+        """A column of an open file."""
 
-    def _choose(self, schema: pa.Schema, image_key: str | None, label_key: str | None) -> str | None:
-        """Set the column of images; the name of the column of labels."""
-        names = [field.name for field in schema]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise StoredFileError(f"{shown(self.name)} has two columns called {twice!r}; save it with different names.")
-        self.column = _image_column(schema, image_key, self.name)
-        return _label_column(schema, label_key, self.column, self.name)
+    @abstractmethod
+    def _index(self) -> None:
+        """Find where the images are."""
+
+    @abstractmethod
+    def _part(self, part: int) -> pa.Array | pa.ChunkedArray:
+        """The images of a chunk or row group."""
+
+    def _names_beside(self, label_name: str) -> list[str] | None:
+        return None
 
     def _set_labels(self, column: pa.ChunkedArray, names: Sequence[str] | None, *, asked_for: bool) -> None:
         import pyarrow as pa
@@ -84,83 +116,65 @@ class _TableSource(EncodedSource):
         values = column.to_pylist() if column.null_count or not pa.types.is_integer(column.type) else column.to_numpy()
         self.labels, self.label_names = labelling.from_values(values, names)
 
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def encoded(self, i: int) -> memoryview:
+        """See ``EncodedSource.encoded``."""
+        part, row = located(self._ends, self._check_position(i))
+        return _image_bytes(self._part(part)[row])
+
+    def identifier(self, i: int) -> str:
+        """See ``Source.identifier``: the row, as ``datasets`` counts them."""
+        return str(self._check_position(i))
+
 
 class ParquetSource(_TableSource):
     """Encoded images in a column of one or several Parquet files, in the order of the files and their rows."""
 
     kind = "parquet"
 
-    def __init__(
-        self,
-        files: Sequence[Path],
-        *,
-        name: str,
-        image_key: str | None = None,
-        label_key: str | None = None,
-        max_pixels: int = decode.MAX_PIXELS,
-    ) -> None:
-        import pyarrow as pa
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[tuple[pa.Schema, Any]]:
+        with parquet_file(path) as file:
+            yield file.schema_arrow, file
 
-        super().__init__(files, name=name, max_pixels=max_pixels)
-        self._file_names = _short_names(self.files)
+    def _read(self, table: Any, column: str) -> pa.ChunkedArray:
+        return table.read(columns=[column], use_threads=False).column(0)
+
+    def _not_sent(self) -> tuple[str, ...]:
+        return "_lock", "_groups"
+
+    def _open_again(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: OrderedDict[int, pa.ChunkedArray] = OrderedDict()
+
+    def _index(self) -> None:
+        self._open_again()
         groups: list[tuple[int, int, int, int]] = []
-        labels: list[pa.Array] = []
-        first: Any = None
-        label_name: str | None = None
-        names: list[str] | None = None
         for number, path in enumerate(self.files):
-            with _parquet_file(path) as file:
-                if first is None:
-                    first = file.schema_arrow
-                    label_name = self._choose(first, image_key, label_key)
-                    names = _class_names(first.metadata, label_name)
-                for column in (self.column, label_name):
-                    if column is not None:
-                        _check_same(first, file.schema_arrow, column, path, self.files[0])
+            with parquet_file(path) as file:
                 for group in range(file.metadata.num_row_groups):
                     rows = file.metadata.row_group(group)
                     groups.append((number, group, rows.num_rows, _bytes_of(rows, self.column)))
-                if label_name is not None:
-                    labels.extend(file.read(columns=[label_name], use_threads=False).column(0).chunks)
         table = np.array(groups, dtype=np.int64).reshape(-1, 4)
-        table = table[table[:, 2] > 0]
-        if len(table) == 0:
-            raise InputError(f"{shown(name)} has 0 rows; at least one image is needed.")
-        self._file_of, self._group_of, rows_of, self._bytes_of = table.T
+        self._file_of, self._group_of, rows_of, self._bytes_of = table[table[:, 2] > 0].T
         self._ends = np.cumsum(rows_of)
-        if label_name is not None:
-            column = pa.chunked_array(labels)
-            self._set_labels(column, names, asked_for=label_key is not None)
+        self._file_names = _short_names(self.files)
         self._in_memory = int(self._bytes_of.sum()) <= IN_MEMORY_LIMIT
         if not self._in_memory:
             self.note = (
-                f"The images of {shown(name)} take {self._bytes_of.sum() / 2**30:.1f} GiB, too many to keep in memory, "
-                "and Parquet is slow to read at random; an image folder, tar shards or a folder saved by datasets' "
-                "save_to_disk are faster."
+                f"The images of {shown(self.name)} take {self._bytes_of.sum() / 2**30:.1f} GiB, too many to keep in "
+                "memory, and Parquet is slow to read at random; an image folder, tar shards or a folder saved by "
+                "datasets' save_to_disk are faster."
             )
-        self._groups: OrderedDict[int, pa.ChunkedArray] = OrderedDict()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._groups = OrderedDict()
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def encoded(self, i: int) -> memoryview:
-        """See ``EncodedSource.encoded``."""
-        i = self._check_position(i)
-        group = int(np.searchsorted(self._ends, i, side="right"))
-        start = int(self._ends[group - 1]) if group else 0
-        return _image_bytes(self._group(group)[i - start])
 
     def identifier(self, i: int) -> str:
         """See ``Source.identifier``: the row; of several files, the file's name and the row in it."""
         i = self._check_position(i)
         if len(self.files) == 1:
             return str(i)
-        group = int(np.searchsorted(self._ends, i, side="right"))
-        number = self._file_of[group]
+        number = self._file_of[located(self._ends, i)[0]]
         first = int(np.searchsorted(self._file_of, number))
         return f"{self._file_names[number]}:{i - (int(self._ends[first - 1]) if first else 0)}"
 
@@ -178,25 +192,21 @@ class ParquetSource(_TableSource):
         ]
         return np.unique(np.concatenate(looked_at).astype(np.int64))
 
-    def _group(self, group: int) -> pa.ChunkedArray:
+    def _part(self, part: int) -> pa.ChunkedArray:
         # Held while reading too: threads that want the same group, as they do in order, should read it once.
         with self._lock:
-            if group not in self._groups:
-                if self._in_memory:
-                    for other in range(len(self._ends)):
-                        self._groups[other] = self._read_group(other)
-                else:
-                    self._groups[group] = self._read_group(group)
-                    held = sum(int(self._bytes_of[other]) for other in self._groups)
-                    while held > _CACHE_LIMIT and len(self._groups) > 1:
-                        oldest, _ = self._groups.popitem(last=False)
-                        held -= int(self._bytes_of[oldest])
-            self._groups.move_to_end(group)
-            return self._groups[group]
+            if part not in self._groups:
+                for wanted in range(len(self._ends)) if self._in_memory else (part,):
+                    self._groups[wanted] = self._read_group(wanted)
+                held = sum(int(self._bytes_of[other]) for other in self._groups)
+                while not self._in_memory and held > _CACHE_LIMIT and len(self._groups) > 1:
+                    oldest, _ = self._groups.popitem(last=False)
+                    held -= int(self._bytes_of[oldest])
+            self._groups.move_to_end(part)
+            return self._groups[part]
 
     def _read_group(self, group: int) -> pa.ChunkedArray:
-        path = self.files[self._file_of[group]]
-        with _parquet_file(path) as file:
+        with parquet_file(self.files[self._file_of[group]]) as file:
             leaf = _bytes_column(file.schema_arrow.field(self.column))
             # One thread: a process that was forked may have none of Arrow's.
             return file.read_row_group(int(self._group_of[group]), columns=[leaf], use_threads=False).column(0)
@@ -207,60 +217,32 @@ class ArrowSource(_TableSource):
 
     kind = "datasets"
 
-    def __init__(
-        self,
-        files: Sequence[Path],
-        *,
-        name: str,
-        image_key: str | None = None,
-        label_key: str | None = None,
-        max_pixels: int = decode.MAX_PIXELS,
-    ) -> None:
-        super().__init__(files, name=name, max_pixels=max_pixels)
-        import pyarrow as pa
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[tuple[pa.Schema, Any]]:
+        table = _map_arrow(path)
+        yield table.schema, table
 
-        tables = [_map_arrow(path) for path in self.files]
-        first = tables[0].schema
-        label_name = self._choose(first, image_key, label_key)
-        for path, table in zip(self.files, tables, strict=True):
-            for column in (self.column, label_name):
-                if column is not None:
-                    _check_same(first, table.schema, column, path, self.files[0])
-        self._keep(tables)
-        if len(self._ends) == 0:
-            raise InputError(f"{shown(name)} has 0 rows; at least one image is needed.")
-        if label_name is not None:
-            column = pa.chunked_array([chunk for table in tables for chunk in table.column(label_name).chunks])
-            names = _class_names(first.metadata, label_name) or self._names_beside(label_name)
-            self._set_labels(column, names, asked_for=label_key is not None)
+    def _read(self, table: Any, column: str) -> pa.ChunkedArray:
+        return table.column(column)
 
     def _names_beside(self, label_name: str) -> list[str] | None:
         """The names of classes in the file that is saved beside the tables."""
         path = self.files[0].with_name("dataset_info.json")
         return _names_in(_json_file(path), label_name) if path.is_file() else None
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._keep([_map_arrow(path) for path in self.files])
+    def _not_sent(self) -> tuple[str, ...]:
+        return ("_chunks",)
 
-    def _keep(self, tables: Sequence[pa.Table]) -> None:
-        chunks = [chunk for table in tables for chunk in table.column(self.column).chunks]
+    def _open_again(self) -> None:
+        self._index()
+
+    def _index(self) -> None:
+        chunks = [chunk for path in self.files for chunk in _map_arrow(path).column(self.column).chunks]
         self._chunks = [chunk for chunk in chunks if len(chunk)]
         self._ends = np.cumsum([len(chunk) for chunk in self._chunks], dtype=np.int64)
 
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def encoded(self, i: int) -> memoryview:
-        """See ``EncodedSource.encoded``."""
-        i = self._check_position(i)
-        number = int(np.searchsorted(self._ends, i, side="right"))
-        start = int(self._ends[number - 1]) if number else 0
-        return _image_bytes(self._chunks[number][i - start])
-
-    def identifier(self, i: int) -> str:
-        """See ``Source.identifier``: the row, as ``datasets`` counts them."""
-        return str(self._check_position(i))
+    def _part(self, part: int) -> pa.Array:
+        return self._chunks[part]
 
 
 # ----------------------------------------------------------------------------------------------- which files make a set
@@ -343,23 +325,6 @@ def _json_file(path: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------- files, columns, rows
 
 
-@contextmanager
-def _parquet_file(path: Path) -> Iterator[Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        # Opened by us, so that an OSError with a number means the file system and anything else the contents.
-        with path.open("rb") as opened, pq.ParquetFile(opened) as file:
-            yield file
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise StoredFileError(f"{shown(path)} cannot be read ({one_line(error)}); check the file.") from error
-        raise StoredFileError(
-            f"{shown(path)} is not a whole Parquet file ({one_line(error)}); write it again."
-        ) from error
-
-
 def _map_arrow(path: Path) -> pa.Table:
     import pyarrow as pa
 
@@ -399,6 +364,10 @@ def _bytes_column(field: pa.Field) -> str:
 
 
 def _image_column(schema: pa.Schema, image_key: str | None, name: str) -> str:
+    names = [field.name for field in schema]
+    twice = next((column for column in names if names.count(column) > 1), None)
+    if twice is not None:
+        raise StoredFileError(f"{shown(name)} has two columns called {twice!r}; save it with different names.")
     found = [field.name for field in schema if _is_image(field.type)]
     if image_key is not None:
         if image_key not in schema.names:

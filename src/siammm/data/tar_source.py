@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +23,7 @@ from siammm.data import decode
 from siammm.data import labels as labelling
 from siammm.data.decode import BadImage
 from siammm.data.labels import LABEL_KEYS
-from siammm.data.source import EncodedSource, Names
+from siammm.data.source import EncodedSource, Names, located
 
 COMPRESSED_SUFFIXES = (".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 
@@ -63,8 +63,7 @@ class TarSource(EncodedSource):
         label_key: str | None = None,
         max_pixels: int = decode.MAX_PIXELS,
     ) -> None:
-        self.name = name
-        self.max_pixels = max_pixels
+        self.name, self.max_pixels = name, max_pixels
         self.shards = [path.absolute() for path in shards]
         samples: list[_Sample] = []
         ends: list[int] = []
@@ -116,14 +115,11 @@ class TarSource(EncodedSource):
             raise BadImage(f"cannot be read ({one_line(error)})") from error
 
     def _shard(self, i: int) -> Path:
-        return self.shards[int(np.searchsorted(self._ends, i, side="right"))]
+        return self.shards[located(self._ends, i)[0]]
 
     def identifier(self, i: int) -> str:
         """See ``Source.identifier``: the key; with the shard before it where two shards use the same key."""
         return self._keys.text(self._check_position(i))
-
-    def _identifiers(self) -> Iterable[str]:
-        return (self._keys.text(i) for i in range(len(self)))
 
 
 def _distinct(keys: list[str]) -> list[str]:

@@ -18,6 +18,7 @@ from siammm.data import decode
 from siammm.data import labels as labelling
 from siammm.data.array_source import ArraySource
 from siammm.data.decode import BadImage
+from siammm.data.folder_source import FolderSource
 from siammm.data.source import Source
 
 PREFIX = "torchvision:"
@@ -30,51 +31,36 @@ class TorchvisionArrays(ArraySource):
     kind = "torchvision"
 
 
-class TorchvisionItems(Source):
-    """Any other torchvision set: its images are files, such as ImageNet, or are asked for one at a time."""
+class TorchvisionFiles(FolderSource):
+    """A torchvision set whose images are files, such as ImageNet."""
 
     kind = "torchvision"
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        name: str,
-        labels: np.ndarray | None,
-        label_names: list[str] | None,
-        max_pixels: int,
-    ) -> None:
-        self.name = name
-        self.labels = labels
-        self.label_names = label_names
-        self.max_pixels = max_pixels
-        self._n = len(dataset)
-        self._root = Path(dataset.root).absolute()
-        samples = getattr(dataset, "samples", None)
-        paths = [sample[0] for sample in samples] if samples else getattr(dataset, "_image_files", None)
-        self._paths = None if paths is None or len(paths) != self._n else [str(path) for path in paths]
-        # Only a set without files of its own is needed later; it may not be safe to read from several threads.
-        self._dataset = dataset if self._paths is None else None
-        self._lock = threading.Lock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "_lock"}
+class TorchvisionItems(Source):
+    """Any other torchvision set; its images are asked for one at a time."""
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+    kind = "torchvision"
+
+    def __init__(self, dataset: Any, *, name: str) -> None:
+        self.name, self._dataset = name, dataset
+        self._open_again()
+
+    def _not_sent(self) -> tuple[str, ...]:
+        return ("_lock",)
+
+    def _open_again(self) -> None:
+        # The set may not be safe to read from several threads.
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return self._n
+        return len(self._dataset)
 
     def image(self, i: int) -> np.ndarray:
         """See ``Source.image``."""
         i = self._check_position(i)
-        if self._paths is not None:
-            return decode.decode(Path(self._paths[i]), max_pixels=self.max_pixels)
         try:
             with self._lock:
-                assert self._dataset is not None
                 item: Any = self._dataset[i]
                 picture = item[0] if isinstance(item, tuple) else item
                 return np.array(picture.convert("RGB"))
@@ -84,27 +70,16 @@ class TorchvisionItems(Source):
 
     def size(self, i: int) -> tuple[int, int]:
         """See ``Source.size``."""
-        i = self._check_position(i)
-        if self._paths is not None:
-            return decode.read_size(Path(self._paths[i]), max_pixels=self.max_pixels)
         height, width, _ = self.image(i).shape
         return height, width
 
     def content(self, i: int) -> bytes:
         """See ``Source.content``."""
-        i = self._check_position(i)
-        if self._paths is not None:
-            return decode.read_file(Path(self._paths[i]), max_pixels=self.max_pixels)
         return self.image(i).tobytes()
 
     def identifier(self, i: int) -> str:
-        """See ``Source.identifier``: the file below the set's folder, or the row."""
-        i = self._check_position(i)
-        if self._paths is None:
-            return str(i)
-        path = Path(self._paths[i]).absolute()
-        path = path.relative_to(self._root) if path.is_relative_to(self._root) else path
-        return path.as_posix().encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        """See ``Source.identifier``: the row."""
+        return str(self._check_position(i))
 
 
 def open_torchvision(given: str, *, with_labels: bool = True, max_pixels: int = decode.MAX_PIXELS) -> Source:
@@ -127,7 +102,16 @@ def open_torchvision(given: str, *, with_labels: bool = True, max_pixels: int = 
     pixels = pixels.numpy() if hasattr(pixels, "numpy") else pixels
     if isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8:
         return TorchvisionArrays(pixels, name=given, labels=labels, label_names=label_names)
-    return TorchvisionItems(dataset, name=given, labels=labels, label_names=label_names, max_pixels=max_pixels)
+    samples = getattr(dataset, "samples", None)
+    paths = [sample[0] for sample in samples] if samples else getattr(dataset, "_image_files", None)
+    if paths is not None and len(paths) == len(dataset):
+        files, folder = [Path(path).absolute() for path in paths], Path(dataset.root).absolute()
+        below = [(path.relative_to(folder) if path.is_relative_to(folder) else path).as_posix() for path in files]
+        source: Source = TorchvisionFiles(folder, below, name=given, max_pixels=max_pixels)
+    else:
+        source = TorchvisionItems(dataset, name=given)
+    source.labels, source.label_names = labels, label_names
+    return source
 
 
 def _dataset(set_name: str, root: Path, split: str, given: str) -> Any:

@@ -200,24 +200,9 @@ class ViewParameters:
     shear_N: Tensor
     """Degrees by which it is slanted."""
 
-    def __len__(self) -> int:
-        return self.top_N.shape[0]
-
-    def rows(self, index: Tensor | slice) -> ViewParameters:
-        """The parameters of some of the samples."""
-        return ViewParameters(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> ViewParameters:
+    def to(self, device: torch.device | str) -> ViewParameters:
         """The same parameters on another device."""
-        moved = {field.name: getattr(self, field.name).to(device, non_blocking=non_blocking) for field in fields(self)}
-        return ViewParameters(**moved)
-
-    @staticmethod
-    def joined(parts: Sequence[ViewParameters]) -> ViewParameters:
-        """Several batches' parameters as one batch's."""
-        return ViewParameters(
-            **{field.name: torch.cat([getattr(part, field.name) for part in parts]) for field in fields(ViewParameters)}
-        )
+        return ViewParameters(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
 
 def draw(

@@ -100,7 +100,8 @@ def open_voc(
         class_names = VOC_CLASSES if seen <= set(VOC_CLASSES) else sorted(seen)
     targets = _targets(objects, class_names, names)
     paths = [f"JPEGImages/{files[name]}" for name in names]
-    source = FolderSource(folder, paths, name=f"{root}::{split}", with_labels=False, max_pixels=max_pixels)
+    source = FolderSource(folder, paths, name=f"{root}::{split}", max_pixels=max_pixels)
+    source.labels = source.label_names = None
     return MultiLabelSet(source=source, targets=targets, class_names=list(class_names))
 
 

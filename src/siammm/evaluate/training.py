@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from siammm.core.checks import check_at_least, check_number
 from siammm.core.device import has_bf16
 from siammm.core.errors import InputError
-from siammm.data.augment import ViewSettings
 from siammm.data.loader import Loader, Progress, open_loader
 from siammm.data.randomness import permutation
 from siammm.data.source import Source
+from siammm.data.view_settings import ViewSettings
 from siammm.metrics.labels import Labels, check_classes, numbered_together
 from siammm.metrics.linear import ProbeResult, top_accuracies
 from siammm.settings.training import DataConfig
