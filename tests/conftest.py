@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import pytest
@@ -16,14 +13,8 @@ import torch
 
 from siammm.mixture import vmf
 
-# Tests that need a GPU also run from a bare checkout, where tyro may be absent: settings only annotate with it.
+# Tests that need a GPU also run from a bare checkout, where tyro may be absent.
 HAS_TYRO = importlib.util.find_spec("tyro") is not None
-if not HAS_TYRO:
-    stand_in: Any = ModuleType("tyro")
-    stand_in.conf = ModuleType("tyro.conf")
-    stand_in.conf.Positional = Annotated[TypeVar("T"), "positional"]
-    stand_in.conf.arg = dict
-    sys.modules |= {"tyro": stand_in, "tyro.conf": stand_in.conf}
 needs_command_line = pytest.mark.skipif(not HAS_TYRO, reason="tyro is not installed, and the command line needs it")
 
 

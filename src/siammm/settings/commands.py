@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
-
+from siammm.settings.arguments import Positional, arg
 from siammm.settings.training import DataConfig, PresetName
 
 

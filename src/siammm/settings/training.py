@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
+from siammm.settings.arguments import Positional, arg
 
 
 @dataclass(frozen=True, kw_only=True)

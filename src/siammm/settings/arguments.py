@@ -1,0 +1,23 @@
+"""How a field of the settings is given on the command line: by position, or under another name.
+
+tyro parses the command line. Training from Python needs no command line, so settings can be used without tyro.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+if TYPE_CHECKING:
+    from tyro.conf import Positional, arg
+else:
+    try:
+        from tyro.conf import Positional, arg
+    except ImportError:
+        Positional = Annotated[TypeVar("T"), "given by position"]
+
+        def arg(**settings: Any) -> Any:
+            """A note beside a type that nobody reads."""
+            return settings
+
+
+__all__ = ["Positional", "arg"]
