@@ -78,7 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except MemoryError:
-        return _fail("out of memory; use a .npy file, or --loader streaming, which are not loaded as a whole.", 2)
+        return _fail(
+            "this machine does not have enough memory; use a .npy file or --loader streaming, which are read in parts.",
+            2,
+        )
     return 0
 
 

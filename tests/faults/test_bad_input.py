@@ -169,5 +169,5 @@ def test_out_of_memory(
         raise error
 
     monkeypatch.setattr(siammm.VonMisesFisherMixture, "fit", too_large)
-    assert "not enough memory" in refused(["cluster", str(table), "--output", str(tmp_path / "out")], capsys)
+    assert "not have enough memory" in refused(["cluster", str(table), "--output", str(tmp_path / "out")], capsys)
     assert not (tmp_path / "out").exists()

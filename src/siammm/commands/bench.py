@@ -16,7 +16,7 @@ from rich.table import Table
 import siammm
 from siammm.bench.clock import peak_flops
 from siammm.bench.measure import Figures, measure
-from siammm.core import processes
+from siammm.commands.process import one_process
 from siammm.core.checks import check_at_least, check_number
 from siammm.core.device import network_precision
 from siammm.core.errors import InputError
@@ -52,10 +52,8 @@ def bench(config: BenchConfig) -> None:
     if config.output is not None:
         check_new_file(config.output, overwrite=config.overwrite)
     console = Console(highlight=False)
-    with processes.setup(config.device) as context:
-        if context.world_size > 1:
-            raise InputError(f"bench runs in one process, but there are {context.world_size}; start it by itself.")
-        device, presets = context.device, _presets(config, context.device)
+    with one_process("bench", config.device) as device:
+        presets = _presets(config, device)
         precision = network_precision(device)
         machine = {
             "device": device_name(device),

@@ -1,4 +1,4 @@
-"""``siammm cluster``: a table of embeddings in; clusters, a model and a summary out."""
+"""``siammm cluster``: fit a mixture to a table of embeddings, and write clusters, the model and a summary."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from siammm.mixture.groups import Groups
 from siammm.mixture.seeding import default_n_components
 from siammm.settings.commands import ClusterConfig
 
-# What a result consists of; a folder that holds anything else is not replaced.
+# The files of a result; a folder with any other file is not replaced.
 ASSIGNMENTS, MIXTURE, SUMMARY = "assignments.parquet", "mixture.safetensors", "summary.json"
 RESULT_NAMES = frozenset({ASSIGNMENTS, MIXTURE, SUMMARY})
 
@@ -41,7 +41,7 @@ _ROWS_SHOWN = 12
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clustering:
-    """Everything that a run found, before any of it is written or shown."""
+    """Everything that was found, before it is written or shown."""
 
     table: EmbeddingTable
     mixture: Any
@@ -56,7 +56,7 @@ class Clustering:
 
 
 def cluster(config: ClusterConfig) -> None:
-    """Run the command. Whatever can be refused is refused before the work starts."""
+    """Run the command. Bad settings are refused before the work starts."""
     output = config.output or Path(f"{config.embeddings.stem}-clusters")
     check_new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES)
     found = find_clusters(config)
@@ -105,21 +105,21 @@ def find_clusters(config: ClusterConfig) -> Clustering:
 
 
 def _fit(mixture: Any, X: np.ndarray) -> None:
-    """Fit, with the failures that are not the library's own to report in the words of the command."""
+    """Fit, and report failures in terms of the command's flags."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # ``show`` says it in a sentence
-            # The estimator must bear rows of zeros; in a file of embeddings they are a mistake that nobody should miss.
+            # The estimator accepts rows of zeros; in a file of embeddings they are a mistake.
             warnings.simplefilter("error", ZeroRowWarning)
             mixture.fit(X)
     except ZeroRowWarning as error:
         raise InputError(str(error).replace("use GaussianMixture", "use --family gaussian")) from error
     except torch.OutOfMemoryError as error:
-        raise InputError("The GPU has not enough memory for this; use fewer components or --device cpu.") from error
+        raise InputError("The GPU does not have enough memory; use fewer components or --device cpu.") from error
 
 
 def assignments(found: Clustering) -> pa.Table:
-    """The table of results: one row a sample, in the order of the input."""
+    """The table of results: one row per sample, in the order of the input."""
     table = found.table
     n = len(found.clusters)
     columns = {
@@ -134,14 +134,14 @@ def assignments(found: Clustering) -> pa.Table:
     for name in [] if table.columns is None else table.columns.column_names:
         ours = name
         while ours in columns:
-            # An input that is itself a result keeps its old clusters, under another name.
+            # If the input is itself a result, its old clusters are kept under another name.
             ours = f"input_{ours}"
         columns[ours] = table.columns.column(name)  # pyright: ignore[reportOptionalMemberAccess]
     return pa.table(columns)
 
 
 def summary(found: Clustering, config: ClusterConfig) -> dict[str, Any]:
-    """What there is to know about the run, as plain values."""
+    """The result and its settings as plain values."""
     mixture, (n, d) = found.mixture, found.table.embeddings.shape
     merges = mixture.merges_
     spread = "concentrations" if config.family == "von-mises-fisher" else "variances"
@@ -181,21 +181,21 @@ def show(found: Clustering, output: Path, console: Console) -> None:
         cluster_table(found.sizes, _spread(mixture), _spread_name(mixture), found.clusters, found.table.labels)
     )
     if not mixture.converged_:
-        console.print("[yellow]EM had not converged at --max-iter; the clusters are usable, but may still move.[/]")
+        console.print("[yellow]EM did not converge within --max-iter steps; raise it for more stable clusters.[/]")
     if found.scores is not None:
         console.print(score_table(found.scores, found.group_scores))
     console.print(f"\nWritten to [bold]{escape(str(output))}[/]: {ASSIGNMENTS}, {MIXTURE}, {SUMMARY}")
 
 
 def in_groups(groups: Groups | None) -> str:
-    """How many groups the clusters form, where they form any."""
+    """How many groups the clusters form, if any."""
     return f" [bold green]in {groups.n_groups:,} groups[/]" if groups is not None and groups.is_coarser else ""
 
 
 def cluster_table(
     sizes: np.ndarray, spread: np.ndarray, spread_name: str, clusters: np.ndarray, labels: np.ndarray | None
 ) -> Table:
-    """The largest clusters: size, spread and, with labels, what they mostly hold."""
+    """The largest clusters: size, spread and, with labels, their most frequent label."""
     order = np.argsort(-sizes, kind="stable")[:_ROWS_SHOWN]
     table = Table(title="The largest clusters" if len(sizes) > _ROWS_SHOWN else None, title_justify="left")
     for heading in ("cluster", "size", "share", spread_name):
@@ -221,19 +221,14 @@ def cluster_table(
 
 
 def score_table(scores: ClusteringScores, of_groups: ClusteringScores | None = None) -> Table:
-    """Agreement with the labels, of the clusters and of the groups that they form."""
-    left_out = f", {scores.n_unlabelled:,} without a label left out" if scores.n_unlabelled else ""
+    """Agreement of clusters and groups with the labels."""
+    left_out = f", {scores.n_unlabelled:,} without a label not counted" if scores.n_unlabelled else ""
     table = Table(
         title=f"Against the labels: {scores.n_classes:,} classes, {scores.n_samples:,} samples{left_out}",
         title_justify="left",
     )
-    names = {
-        "AMI": "ami",
-        "NMI": "nmi",
-        "ARI": "ari",
-        "Hungarian": "hungarian_accuracy",
-        "majority": "majority_accuracy",
-    }
+    names = {"AMI": "ami", "NMI": "nmi", "ARI": "ari"}
+    names |= {"Hungarian": "hungarian_accuracy", "majority": "majority_accuracy"}
     every = {"clusters": scores} if of_groups is None else {"clusters": scores, "groups": of_groups}
     if of_groups is not None:
         table.add_column("of")
@@ -251,7 +246,7 @@ def _mixture(config: ClusterConfig, n_samples: int, n_dimensions: int) -> Any:
     if vmf and n_dimensions < 2:
         raise InputError("The embeddings have 1 column, but a direction needs at least 2; use --family gaussian.")
     kind: Any = siammm.VonMisesFisherMixture if vmf else siammm.GaussianMixture
-    # The settings carry the estimator's own names; a few mean something else to a command.
+    # The settings have the names of the estimator's parameters; a few have other values in a command.
     settings = {name: getattr(config, name) for name in kind().get_params() if hasattr(config, name)}
     settings["merge"] = None if config.merge == "none" else config.merge
     settings["progress"] = sys.stderr.isatty()
@@ -260,7 +255,7 @@ def _mixture(config: ClusterConfig, n_samples: int, n_dimensions: int) -> Any:
         if start.n_features_in_ != n_dimensions:
             raise InputError(
                 f"The mixture {config.init} has {start.n_features_in_} dimensions, but the embeddings have "
-                f"{n_dimensions}; start from one of the same encoder."
+                f"{n_dimensions}; use a mixture of the same embeddings."
             )
         if config.n_components not in (None, start.n_components_):
             raise InputError(
@@ -270,13 +265,13 @@ def _mixture(config: ClusterConfig, n_samples: int, n_dimensions: int) -> Any:
         settings |= {"init": start, "n_components": start.n_components_}
     elif config.n_components is None:
         if config.merge == "none":
-            raise InputError("Without merging, the number of clusters has to be given; add --n-components.")
+            raise InputError("With --merge none the number of clusters is needed; add --n-components.")
         settings["n_components"] = default_n_components(n_samples)
     return kind(**settings)
 
 
 def _spread(mixture: Any) -> np.ndarray:
-    """One number a component for how wide it is: its concentration, or its variance averaged over dimensions."""
+    """One number per component: its concentration, or its variance averaged over dimensions."""
     if hasattr(mixture, "concentrations_"):
         return np.asarray(mixture.concentrations_, dtype=float)
     variances = np.asarray(mixture.variances_, dtype=float)

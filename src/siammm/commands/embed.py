@@ -9,8 +9,8 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
+from siammm.commands.process import one_process
 from siammm.commands.progress import Bar
-from siammm.core import processes
 from siammm.core.errors import InputError
 from siammm.core.files import check_new_file, new_file
 from siammm.data.loader import Loader
@@ -42,13 +42,8 @@ def embed(config: EmbedConfig) -> None:
         )
     check_new_file(output, overwrite=config.overwrite)
     console = Console(highlight=False)
-    with processes.setup(config.device) as context:
-        if context.world_size > 1:
-            raise InputError(f"embed runs in one process, but there are {context.world_size}; start it by itself.")
-        try:
-            _embed(config, output, context.device, console)
-        except torch.OutOfMemoryError as error:
-            raise InputError("The GPU has not enough memory for this; use --device cpu.") from error
+    with one_process("embed", config.device) as device:
+        _embed(config, output, device, console)
 
 
 def _embed(config: EmbedConfig, output: Path, device: torch.device, console: Console) -> None:

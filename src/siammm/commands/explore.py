@@ -6,9 +6,8 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
+from siammm.commands.process import one_process
 from siammm.commands.progress import Bar
-from siammm.core import processes
-from siammm.core.errors import InputError
 from siammm.report import projection
 from siammm.report.browser import open_page
 from siammm.report.explorer import Explorer
@@ -22,10 +21,8 @@ def explore(config: ExploreConfig) -> None:
     """Run the command: serve until Ctrl-C, which is how it ends well."""
     projection.check_map(config.map)
     console = Console(highlight=False)
-    with processes.setup(config.device) as context, Server(config.port) as server:
-        if context.world_size > 1:
-            raise InputError(f"explore runs in one process, but there are {context.world_size}; start it by itself.")
-        server.show(_prepared(config, context.device))
+    with one_process("explore", config.device) as device, Server(config.port) as server:
+        server.show(_prepared(config, device))
         for note in server.notes:
             console.print(escape(note), style="yellow", soft_wrap=True)
         console.print(f"Serving {escape(str(config.run))} at [bold]{server.url}[/]; stop with Ctrl-C.", soft_wrap=True)
@@ -39,25 +36,22 @@ def explore(config: ExploreConfig) -> None:
 
 def _prepared(config: ExploreConfig, device: torch.device) -> Explorer:
     with Bar() as bar:
-        try:
-            run = open_run(
-                config.run,
-                data=config.data,
-                reading=config.reading,
-                device=device,
-                tell=bar.show,
-                seed=config.random_state,
-            )
-            settings = GatherSettings(
-                audit=config.audit,
-                evaluation=config.evaluation,
-                compare=config.compare,
-                map=config.map,
-                random_state=config.random_state,
-                live=True,
-            )
-            gathered = gather(run, settings, bar.show)
-            bar.show("getting ready", 0, 0)
-            return Explorer(run, gathered)
-        except torch.OutOfMemoryError as error:
-            raise InputError("The GPU has not enough memory for this; use --device cpu.") from error
+        run = open_run(
+            config.run,
+            data=config.data,
+            reading=config.reading,
+            device=device,
+            tell=bar.show,
+            seed=config.random_state,
+        )
+        settings = GatherSettings(
+            audit=config.audit,
+            evaluation=config.evaluation,
+            compare=config.compare,
+            map=config.map,
+            random_state=config.random_state,
+            live=True,
+        )
+        gathered = gather(run, settings, bar.show)
+        bar.show("getting ready", 0, 0)
+        return Explorer(run, gathered)

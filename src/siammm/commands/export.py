@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
+from siammm.commands.process import one_process
 from siammm.commands.progress import Bar
-from siammm.core import processes
 from siammm.core.errors import InputError, SiamMMError
 from siammm.core.folders import check_new_folder, new_folder
 from siammm.data.embeddings import read_embeddings
@@ -53,15 +53,13 @@ def export(config: ExportConfig) -> None:
         hub.check_repository(config.hub)
     own = open_run(config.run)
     chosen_encoder(own, config.encoder)
-    with processes.setup(config.device) as context:
-        if context.world_size > 1:
-            raise InputError(f"export runs in one process, but there are {context.world_size}; start it by itself.")
-        with Bar() as bar, new_folder(output, overwrite=config.overwrite, ours=names.NAMES) as folder:
-            exporting = _Exporting(config, own.on(context.device), formats, context.device, bar, [])
-            try:
-                _write(exporting, folder, kept_card(output))
-            except torch.OutOfMemoryError as error:
-                raise InputError("The GPU has not enough memory for this; use --device cpu.") from error
+    with (
+        one_process("export", config.device) as device,
+        Bar() as bar,
+        new_folder(output, overwrite=config.overwrite, ours=names.NAMES) as folder,
+    ):
+        exporting = _Exporting(config, own.on(device), formats, device, bar, [])
+        _write(exporting, folder, kept_card(output))
     for line in exporting.lines:
         console.print(line)
     console.print(f"\nWritten to [bold]{escape(str(output))}[/].")

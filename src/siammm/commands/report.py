@@ -8,12 +8,11 @@ import re
 from pathlib import Path
 from urllib.parse import quote
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 
+from siammm.commands.process import one_process
 from siammm.commands.progress import Bar
-from siammm.core import processes
 from siammm.core.checks import check_at_least
 from siammm.core.errors import InputError
 from siammm.core.files import write_text
@@ -41,31 +40,26 @@ def report(config: ReportConfig) -> None:
     beside = output.with_name(f"{output.stem}_files")
     _check_output(output, beside, overwrite=config.overwrite)
     console = Console(highlight=False)
-    with processes.setup(config.device) as context, Bar() as bar:
-        if context.world_size > 1:
-            raise InputError(f"report runs in one process, but there are {context.world_size}; start it by itself.")
-        try:
-            run = open_run(
-                config.run,
-                data=config.data,
-                reading=config.reading,
-                device=context.device,
-                tell=bar.show,
-                seed=config.random_state,
-            )
-            settings = GatherSettings(
-                audit=config.audit,
-                evaluation=config.evaluation,
-                compare=config.compare,
-                map=config.map,
-                max_thumbnails=config.max_thumbnails,
-                thumbnail_size=config.thumbnail_size,
-                random_state=config.random_state,
-                sheets_beside=quote(os.fsencode(beside.name), safe=""),
-            )
-            gathered = gather(run, settings, bar.show)
-        except torch.OutOfMemoryError as error:
-            raise InputError("The GPU has not enough memory for this; use --device cpu.") from error
+    with one_process("report", config.device) as device, Bar() as bar:
+        run = open_run(
+            config.run,
+            data=config.data,
+            reading=config.reading,
+            device=device,
+            tell=bar.show,
+            seed=config.random_state,
+        )
+        settings = GatherSettings(
+            audit=config.audit,
+            evaluation=config.evaluation,
+            compare=config.compare,
+            map=config.map,
+            max_thumbnails=config.max_thumbnails,
+            thumbnail_size=config.thumbnail_size,
+            random_state=config.random_state,
+            sheets_beside=quote(os.fsencode(beside.name), safe=""),
+        )
+        gathered = gather(run, settings, bar.show)
         bar.show("writing the page", 0, 0)
         _write(gathered, output, beside, overwrite=config.overwrite)
     size = output.stat().st_size / 1e6

@@ -129,7 +129,7 @@ def _run(
             raise Stopped(message if folder is not None else "", stop.number or signal.SIGTERM) from None
         except torch.OutOfMemoryError as error:
             raise InputError(
-                "The GPU has not enough memory for this; lower --batch-size, raise --accumulate, or use --loader "
+                "The GPU does not have enough memory; lower --batch-size, raise --accumulate, or use --loader "
                 "streaming."
             ) from error
     if folder is not None:
