@@ -8,10 +8,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from siammm.cli import main
 from siammm.runs import names
 from tests.conftest import needs_command_line
-from tests.export.runs import trained_run
 
 pytestmark = pytest.mark.gpu
 
@@ -19,6 +17,9 @@ pytestmark = pytest.mark.gpu
 @needs_command_line
 def test_on_a_gpu_it_is_the_same(here: Path) -> None:
     """Convolutions are not rounded to 10 bits, or clusters and outliers would differ from those of other tools."""
+    from siammm.cli import main
+    from tests.export.runs import trained_run
+
     made = trained_run(here)
     for device in ("cpu", "cuda"):
         command = ["export", str(made), "--output", device, "--device", device, "--formats", "encoder", "tables"]

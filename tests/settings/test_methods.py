@@ -21,7 +21,6 @@ from siammm.settings.presets import PRESETS
 from siammm.settings.stored import as_plain, from_plain
 from siammm.settings.training import MethodName, TrainConfig
 from tests.learn.small_runs import (
-    SMALL,
     STEPS,
     check_same_bits,
     everything,
@@ -31,22 +30,7 @@ from tests.learn.small_runs import (
     run_through,
     stopped,
 )
-
-# What the presets leave open, or is too much for a few images.
-SIZES: dict[str, dict[str, Any]] = {
-    "swav": {"n_prototypes": 10, "queue_size": 12},
-    "deepcluster-v2": {"n_components": 6, "more_components": (8,)},
-    "pcl": {"n_components": 6, "more_components": (8,), "queue_size": 12, "cluster_after": 0.4},
-    "propos": {"n_components": 4},
-}
-PEERS: list[MethodName] = [name for name in METHODS if name != "siammm"]
-
-
-def small_method(name: MethodName, **settings: Any) -> TrainConfig:
-    """The objective alone, on the small runs' network and optimiser."""
-    left = {key: value for key, value in SMALL.items() if key not in {"n_components", *METHODS[name].objective}}
-    config = with_method(with_settings(TrainConfig(), **left), name, recipe=False)
-    return with_settings(config, **({"embedding_dim": 16, "hidden_dim": 32} | SIZES.get(name, {}) | settings))
+from tests.settings.small_methods import PEERS, small_method
 
 
 @pytest.mark.parametrize("name", PEERS)

@@ -12,7 +12,7 @@ from siammm.data.sources import open_source
 from siammm.learn.loop import Training
 from siammm.settings.training import MethodName
 from tests.learn.small_runs import run_through, small_images
-from tests.settings.test_methods import PEERS, small_method
+from tests.settings.small_methods import PEERS, small_method
 
 pytestmark = pytest.mark.gpu
 
