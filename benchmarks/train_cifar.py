@@ -29,8 +29,8 @@ from siammm.learn.loop import Training
 from siammm.learn.observers import Silent
 from siammm.learn.progress import metrics_line
 from siammm.metrics import clustering_scores, knn_accuracy, linear_accuracy
-from siammm.runs import folder as run
-from siammm.runs.results import save_network
+from siammm.runs import files as run
+from siammm.runs.network_file import save_network
 from siammm.settings.checks import check_settings
 from siammm.settings.fields import with_settings
 from siammm.settings.methods import METHODS, with_method

@@ -286,7 +286,7 @@ def test_files_of_labels_that_are_refused(table: Path, capsys: pytest.CaptureFix
 
 def test_runs_that_are_refused(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(trained / "run")
-    assert "is no run" in refused(capsys, str(tmp_path))
+    assert "is a folder, but no run" in refused(capsys, str(tmp_path))
     assert "leave --key out" in refused(capsys, run, "--key", "x")
     assert "does not exist" in refused(capsys, run, "--data", str(tmp_path / "gone"))
     np.save(tmp_path / "images.npy", np.zeros((30, 8, 8, 3), np.uint8))

@@ -12,7 +12,7 @@ from sklearn.exceptions import NotFittedError
 
 import siammm
 from siammm import SiamMM
-from siammm.core.errors import InputError, StoredFileError
+from siammm.core.errors import InputError
 from siammm.data.sources import open_source
 from siammm.estimator import preset_for
 from tests.learn.small_runs import SMALL, prepared, small_config, small_images
@@ -93,7 +93,7 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(fitted: SiamMM, tmp_path: 
         small(colour=1).fit(small_images())
     with pytest.raises(InputError, match="preset is 'large'"):
         SiamMM(preset="large").fit(small_images())  # pyright: ignore[reportArgumentType]
-    with pytest.raises(StoredFileError, match="There is no folder"):
+    with pytest.raises(InputError, match="does not exist, but a run is a folder"):
         SiamMM.load(tmp_path / "nothing")
 
 

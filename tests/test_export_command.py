@@ -18,7 +18,7 @@ from huggingface_hub import HfApi
 from siammm import SiamMM
 from siammm.cli import main
 from siammm.export import onnx_file
-from siammm.runs import names
+from siammm.runs import files
 from tests.export.runs import N_IMAGES, trained_run, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,7 +35,7 @@ def test_everything(made: Path, here: Path, capsys: pytest.CaptureFixture[str]) 
     for what in ("tables", "onnx", "encoder", "Written to first-export"):
         assert what in said
     folder = here / "first-export"
-    assert {path.name for path in folder.iterdir()} == names.NAMES
+    assert {path.name for path in folder.iterdir()} == files.EXPORT_NAMES
     model = SiamMM.from_pretrained(folder, device="cpu")
     images = made.parent / "images"
     clusters = model.predict(images)
@@ -43,7 +43,7 @@ def test_everything(made: Path, here: Path, capsys: pytest.CaptureFixture[str]) 
     np.testing.assert_array_equal(table.fetchnumpy()["cluster"], clusters)
     sizes: Any = duckdb.sql(f"SELECT sum(size) FROM '{folder}/clusters.parquet'")
     assert sizes.fetchall() == [(N_IMAGES,)]
-    session: Any = onnxruntime.InferenceSession(folder / names.ONNX, providers=["CPUExecutionProvider"])
+    session: Any = onnxruntime.InferenceSession(folder / files.ONNX, providers=["CPUExecutionProvider"])
     from siammm.data.sources import open_source
 
     source = open_source(str(images))
@@ -62,8 +62,8 @@ def test_one_format_needs_no_images(made: Path, here: Path) -> None:
     config = (here / "run" / "config.json").read_text("utf-8")
     (here / "run" / "config.json").write_text(config.replace(str(made.parent / "images"), "/gone"), "utf-8")
     assert main(["export", "run", "--formats", "encoder", "--encoder", "momentum", "--device", "cpu"]) == 0
-    assert {path.name for path in (here / "run-export").iterdir()} == set(names.ENCODER_NAMES)
-    assert "momentum encoder" in (here / "run-export" / names.CARD).read_text("utf-8")
+    assert {path.name for path in (here / "run-export").iterdir()} == set(files.PRETRAINED_NAMES)
+    assert "momentum encoder" in (here / "run-export" / files.CARD).read_text("utf-8")
 
 
 def test_other_images(made: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +81,10 @@ def test_a_run_without_clusters(made: Path, here: Path) -> None:
     shutil.copytree(made, "run")
     (here / "run" / "mixture.safetensors").unlink()
     assert main(["export", "run", "--device", "cpu"]) == 0
-    assert {path.name for path in (here / "run-export").iterdir()} == names.NAMES - {names.MIXTURE, names.CLUSTERS}
+    assert {path.name for path in (here / "run-export").iterdir()} == files.EXPORT_NAMES - {
+        files.MIXTURE,
+        files.CLUSTERS_TABLE,
+    }
     assert pq.read_table("run-export/embeddings.parquet").column_names == ["id", "embedding", "filepath", "label"]
 
 
@@ -112,7 +115,7 @@ def test_nothing_of_a_user_is_lost(made: Path, here: Path, capsys: pytest.Captur
     command = ["export", str(made), "--output", "out", "--formats", "encoder", "--device", "cpu"]
     assert main(command) == 0
     assert "is not empty; choose another --output, or add --overwrite" in refused(command, capsys)
-    card = here / "out" / names.CARD
+    card = here / "out" / files.CARD
     # As an editor of another system leaves it; and kept also where no encoder is exported.
     edited = card.read_bytes() + "Licence: mine, née yours.\r\n".encode("latin-1")
     card.write_bytes(edited)
@@ -130,14 +133,14 @@ def test_a_failure_leaves_the_earlier_export(
 ) -> None:
     command = ["export", str(made), "--output", "out", "--formats", "tables", "--device", "cpu"]
     assert main(command) == 0
-    before = (here / "out" / names.EMBEDDINGS).read_bytes()
+    before = (here / "out" / files.IMAGES_TABLE).read_bytes()
 
     def full(*arguments: Any, **settings: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("siammm.commands.export.write_parquet", full)
     assert "cannot be written (No space left on device)" in refused([*command, "--overwrite"], capsys)
-    assert (here / "out" / names.EMBEDDINGS).read_bytes() == before
+    assert (here / "out" / files.IMAGES_TABLE).read_bytes() == before
     assert [path.name for path in here.iterdir()] == ["out"]
 
 
@@ -150,7 +153,7 @@ def test_without_the_packages_of_onnx(
     assert not list(here.iterdir())
     assert main(["export", str(made), "--device", "cpu"]) == 0
     assert "No ONNX file: no_such_package not installed; pip install 'siammm[onnx]'." in capsys.readouterr().out
-    assert {path.name for path in (here / "first-export").iterdir()} == names.NAMES - {names.ONNX}
+    assert {path.name for path in (here / "first-export").iterdir()} == files.EXPORT_NAMES - {files.ONNX}
 
 
 @pytest.mark.parametrize(
@@ -200,7 +203,7 @@ def test_the_hub(made: Path, here: Path, capsys: pytest.CaptureFixture[str], mon
     assert main([*command, "--output", "one"]) == 0
     assert "Pushed to https://huggingface.co/me/birds" in " ".join(capsys.readouterr().out.split())
     assert (pushed["repo_id"], pushed["folder_path"]) == ("me/birds", Path("one"))
-    assert set(pushed["allow_patterns"]) == set(names.ENCODER_NAMES)
+    assert set(pushed["allow_patterns"]) == set(files.PRETRAINED_NAMES)
 
     def refuse(self: HfApi, repo_id: str, **kwargs: Any) -> Any:
         raise ConnectionError("no way\nthere")

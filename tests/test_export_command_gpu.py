@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from siammm.runs import names
+from siammm.runs import files
 from tests.conftest import needs_command_line
 
 pytestmark = pytest.mark.gpu
@@ -24,8 +24,8 @@ def test_on_a_gpu_it_is_the_same(here: Path) -> None:
     for device in ("cpu", "cuda"):
         command = ["export", str(made), "--output", device, "--device", device, "--formats", "encoder", "tables"]
         assert main(command) == 0
-    cpu, gpu = (pq.read_table(here / device / names.EMBEDDINGS) for device in ("cpu", "cuda"))
+    cpu, gpu = (pq.read_table(here / device / files.IMAGES_TABLE) for device in ("cpu", "cuda"))
     rows = [np.stack(table.column("embedding").to_pylist()) for table in (cpu, gpu)]
     np.testing.assert_allclose(rows[1], rows[0], atol=1e-5)
     assert gpu.column("cluster").to_pylist() == cpu.column("cluster").to_pylist()
-    assert (here / "cuda" / names.WEIGHTS).read_bytes() == (here / "cpu" / names.WEIGHTS).read_bytes()
+    assert (here / "cuda" / files.TIMM_WEIGHTS).read_bytes() == (here / "cpu" / files.TIMM_WEIGHTS).read_bytes()

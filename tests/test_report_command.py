@@ -106,8 +106,8 @@ def test_a_size_for_thumbnails(run: Path, here: Path) -> None:
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere does not exist, but a run folder that siammm train wrote is needed; check the path."),
-        (["clustered"], "clustered was written by siammm cluster, which has no images to show"),
-        (["empty"], "empty is no run folder: it has no config.json"),
+        (["clustered"], "clustered was written by siammm cluster, which has no encoder and no images"),
+        (["empty"], "empty is a folder, but no run: it has no encoder.safetensors"),
         (["unfinished"], "The run unfinished has not finished; go on with: siammm train --resume unfinished."),
         (["RUN", "--data", "gone"], "gone does not exist; check the path."),
         (["RUN", "--data", "digits"], "The images in digits are not those that the run was trained on"),

@@ -21,7 +21,7 @@ import torch
 import siammm
 from siammm.cli import main, parse
 from siammm.learn.progress import TrainingProgress
-from siammm.runs import results
+from siammm.runs.run import Run
 from siammm.settings.presets import PRESETS
 from siammm.settings.training import TrainConfig
 from tests.data.image_sets import example_images, write_folder, write_npz
@@ -114,8 +114,9 @@ def test_the_run_folder(images: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_encoder_that_is_left_makes_the_embeddings_that_were_clustered(images: Path) -> None:
     assert main(["train", str(images), *SETTINGS, "--output", "out"]) == 0
-    network, config, view = results.load_network(Path("out/encoder.safetensors"))
-    assert (config.network.hidden_dim, view.size) == (32, 8)
+    run = Run.open("out")
+    network, view = run.network, run.view
+    assert (run.config.network.hidden_dim, view.size) == (32, 8)
     from siammm.data.loader import open_loader
     from siammm.data.sources import open_source
     from siammm.learn.encode import encode

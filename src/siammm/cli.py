@@ -16,7 +16,6 @@ import operator
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -131,10 +130,10 @@ def _starting_point(arguments: Sequence[str]) -> TrainConfig:
         scan.add_argument(flag, nargs="?")
     given, _ = scan.parse_known_args(arguments)
     if given.resume is not None:
-        from siammm.runs.folder import RunFolder
+        from siammm.runs.run import Run
 
         try:
-            stored = RunFolder.open(Path(given.resume))[1]
+            stored = Run.unfinished(given.resume).config
         except SiamMMError:
             pass
         else:

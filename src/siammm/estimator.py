@@ -13,20 +13,22 @@ from sklearn.base import BaseEstimator, ClusterMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from siammm.core import processes
-from siammm.core.errors import InputError, StoredFileError
+from siammm.core.errors import InputError
 from siammm.core.files import unwritable
-from siammm.data.loader import Loader, open_loader
+from siammm.data.loader import open_loader
 from siammm.data.sources import Source, open_source
 from siammm.data.view_settings import ViewSettings
-from siammm.learn.encode import encode
+from siammm.export import encoder, hub
+from siammm.learn.encode import Output, encode
 from siammm.learn.loop import Training
 from siammm.learn.networks import SiameseNetwork
 from siammm.learn.observers import Silent
 from siammm.learn.progress import TrainingProgress
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.groups import Groups
-from siammm.runs import folder as run
-from siammm.runs import results
+from siammm.runs import files
+from siammm.runs.network_file import save_network
+from siammm.runs.run import Run
 from siammm.settings.checks import check_settings
 from siammm.settings.fields import with_settings
 from siammm.settings.methods import differing_settings
@@ -181,19 +183,35 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         folder = Path(path)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            results.save_network(folder / run.ENCODER, self.network_, self.config_, self._view)
-            self.mixture_.save(folder / run.MIXTURE)
+            save_network(folder / files.ENCODER, self.network_, self.config_, self._view)
+            self.mixture_.save(folder / files.MIXTURE)
         except OSError as error:
             raise unwritable(folder, error, "choose another path") from error
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto") -> Self:
-        """Read what ``save`` or ``siammm train`` wrote into a folder. ``labels_`` and ``groups_`` are not among it."""
-        folder = Path(path)
-        if not folder.is_dir():
-            raise StoredFileError(f"There is no folder {folder}; give one that SiamMM.save or siammm train wrote.")
-        network, config, view = results.load_network(folder / run.ENCODER)
-        return cls._restored(network, config, view, VonMisesFisherMixture.load(folder / run.MIXTURE), device)
+        """Read what ``save``, ``save_pretrained``, ``siammm train`` or ``siammm export`` wrote into a folder.
+
+        ``labels_`` and ``groups_`` are not restored.
+        """
+        with processes.setup(device) as context:
+            run = Run.open(path, device=context.device)
+            config = run.config
+            model = cls(
+                preset=config.preset,
+                epochs=config.optimisation.epochs,
+                batch_size=config.optimisation.batch_size,
+                backbone=config.network.backbone,
+                image_size=run.image_size,
+                n_components=config.clustering.n_components,
+                merge=config.clustering.merge,
+                settings=differing_settings(config),
+                device=device,
+                random_state=config.run.random_state,
+            )
+            model.config_, model.mixture_, model.network_, model._view = config, run.mixture, run.network, run.view
+        model.n_clusters_, model.metrics_ = run.n_clusters, []
+        return model
 
     # -- the hub ------------------------------------------------------------------------------------------------------
 
@@ -202,8 +220,6 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
 
         A card that was edited is kept. ``kwargs`` are those of huggingface_hub's ``ModelHubMixin``.
         """
-        from siammm.export import encoder
-
         check_is_fitted(self, "mixture_")
         folder = Path(save_directory)
         # The mixin removes config.json first, which for a run would be the end of it.
@@ -214,103 +230,24 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
             raise unwritable(folder, error, "choose another path") from error
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Self:
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, *, device: str = "auto", **kwargs: Any) -> Self:
         """Read what ``save_pretrained`` or ``siammm export`` wrote: a folder, or a repository of the hub (USER/NAME).
 
         ``device`` is where to compute; the other arguments are those of huggingface_hub's ``ModelHubMixin``:
         ``revision``, ``cache_dir``, ``force_download``, ``local_files_only`` and ``token``.
         """
-        options = {name: kwargs.pop(name, None) for name in ("revision", "cache_dir", "token")}
-        options |= {name: bool(kwargs.pop(name, False)) for name in ("force_download", "local_files_only")}
-        # Not by the mixin's own, which takes what config.json holds for arguments; here that is timm's.
-        return cls._from_pretrained(model_id=str(pretrained_model_name_or_path), **options, **kwargs)
+        # Not by the mixin, which takes config.json for arguments; here that is timm's.
+        return cls.load(hub.fetch(str(pretrained_model_name_or_path), **kwargs), device=device)
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        from siammm.export import encoder
-
-        encoder.write_encoder(save_directory, self._finished(), card=encoder.kept_card(save_directory))
-
-    @classmethod
-    def _from_pretrained(
-        cls,
-        *,
-        model_id: str,
-        revision: str | None,
-        cache_dir: str | Path | None,
-        force_download: bool,
-        local_files_only: bool,
-        token: str | bool | None,
-        **model_kwargs: Any,
-    ) -> Self:
-        from siammm.export import hub
-        from siammm.runs import names
-
-        device = model_kwargs.pop("device", "auto")
-        if model_kwargs:
-            raise TypeError(f"from_pretrained() got an unexpected keyword argument {next(iter(model_kwargs))!r}")
-
-        folder = hub.fetched(
-            model_id,
-            revision=revision,
-            cache_dir=cache_dir,
-            force_download=force_download,
-            local_files_only=local_files_only,
-            token=token,
-        )
-        if not (folder / names.NETWORKS).is_file():
-            raise StoredFileError(
-                f"{model_id} has no {names.NETWORKS}; give what save_pretrained or siammm export wrote, or read a run "
-                "with SiamMM.load."
-            )
-        network, config, view = results.load_network(folder / names.NETWORKS)
-        return cls._restored(network, config, view, VonMisesFisherMixture.load(folder / names.MIXTURE), device)
-
-    def _finished(self) -> Any:
-        """This model as an export sees it."""
-        from siammm.runs.encoding import FinishedRun
-
         labels = getattr(self, "labels_", None)
-        return FinishedRun(
-            name="this model",
-            network=self.network_,
-            config=self.config_,
-            view=self._view,
-            mixture=self.mixture_,
-            data=self.config_.data,
-            n_images=None if labels is None else len(labels),
-        )
+        n_images = None if labels is None else len(labels)
+        run = Run.of("this model", self.network_, self.config_, self._view, self.mixture_, n_images)
+        encoder.write_encoder(save_directory, run, card=encoder.kept_card(save_directory))
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
     _view: ViewSettings
-
-    @classmethod
-    def _restored(
-        cls,
-        network: SiameseNetwork,
-        config: TrainConfig,
-        view: ViewSettings,
-        mixture: VonMisesFisherMixture,
-        device: str,
-    ) -> Self:
-        """A fitted model of what was stored."""
-        model = cls(
-            preset=config.preset,
-            epochs=config.optimisation.epochs,
-            batch_size=config.optimisation.batch_size,
-            backbone=config.network.backbone,
-            image_size=view.size,
-            n_components=config.clustering.n_components,
-            merge=config.clustering.merge,
-            settings=differing_settings(config),
-            device=device,
-            random_state=config.run.random_state,
-        )
-        model.config_, model.mixture_, model._view = config, mixture, view
-        with processes.setup(device) as context:
-            model.network_ = network.to(context.device)
-        model.n_clusters_, model.metrics_ = int(mixture.n_components_), []
-        return model
 
     def _config(self, source: Source) -> TrainConfig:
         chosen = {
@@ -328,18 +265,15 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         settings |= {"data": source.name, "device": self.device, "random_state": self.random_state}
         return with_settings(PRESETS[cast(PresetName, preset)], **settings)
 
-    def _encoded(self, X: Images, output: Literal["features", "embeddings"]) -> np.ndarray:
+    def _encoded(self, X: Images, output: Output) -> np.ndarray:
         check_is_fitted(self, "mixture_")
-        loader = self._loader(open_source(X))
+        device = next(self.network_.parameters()).device
+        # All images must be readable: a row that is missing would shift all others.
+        loader = open_loader(open_source(X), (self._view, self._view), device, seed=0, limit=0.0)
         try:
             return encode(self.network_, loader, output).cpu().numpy()
         finally:
             loader.close()
-
-    def _loader(self, source: Source) -> Loader:
-        """The images, all of which must be readable: a row that is missing would shift all others."""
-        device = next(self.network_.parameters()).device
-        return open_loader(source, (self._view, self._view), device, seed=0, limit=0.0)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "mixture_")

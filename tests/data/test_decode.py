@@ -416,11 +416,12 @@ def test_no_bad_images_pass_any_limit() -> None:
 def test_set_aside_is_written_whole(tmp_path: Path) -> None:
     aside = SetAside(10)
     aside.add("ü\n.png", "is empty")
-    path = aside.write(tmp_path)
+    path = tmp_path / "set_aside.json"
+    aside.write(path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["set_aside.json"]
     assert json.loads(path.read_text()) == {"total": 10, "set_aside": [{"image": "ü\n.png", "reason": "is empty"}]}
     with pytest.raises(InputError, match="cannot be written"):
-        aside.write(tmp_path / "gone")
+        aside.write(tmp_path / "gone" / "set_aside.json")
 
 
 # -- all of a source

@@ -17,11 +17,11 @@ from siammm.evaluate.datasets import open_task
 from siammm.evaluate.measure import choose, measure
 from siammm.evaluate.protocols import PROTOCOLS
 from siammm.evaluate.split import aligned_labels, held_out, n_shared
+from siammm.evaluate.subject import open_subject
 from siammm.evaluate.task import Task
 from siammm.metrics.clustering import clustering_scores, mapped_accuracy
 from siammm.metrics.kmeans import clusters_of, k_means
 from siammm.metrics.knn import RULES
-from siammm.runs.subject import open_subject
 from siammm.settings.commands import EvaluateConfig, ProtocolName
 from siammm.settings.training import DataConfig
 from tests.conftest import Known

@@ -15,7 +15,7 @@ from siammm.cli import main
 from siammm.data.augment import clean
 from siammm.data.view_settings import views
 from siammm.learn.build import build_network
-from siammm.runs.encoding import FinishedRun
+from siammm.runs.run import Run
 from siammm.settings.fields import with_settings
 from siammm.settings.training import TrainConfig
 from tests.data.image_sets import example_images, write_folder
@@ -37,7 +37,7 @@ def trained_run(folder: Path, *flags: str) -> Path:
     return folder / "first"
 
 
-def made_run(backbone: str, size: int, *, n_clusters: int = 7, seed: int = 0, **settings: Any) -> FinishedRun:
+def made_run(backbone: str, size: int, *, n_clusters: int = 7, seed: int = 0, **settings: Any) -> Run:
     """Networks that nobody trained, with statistics that matter, and a mixture of what they make of images."""
     config = with_settings(
         TrainConfig(),
@@ -61,7 +61,7 @@ def made_run(backbone: str, size: int, *, n_clusters: int = 7, seed: int = 0, **
     with torch.no_grad():
         rows = functional.normalize(encoder(x), dim=1)
     mixture = VonMisesFisherMixture(n_clusters, random_state=seed, temperature=0.1, device="cpu").fit(rows.numpy())
-    return FinishedRun(name="made", network=network, config=config, view=view, mixture=mixture, n_images=60)
+    return Run.of("made", network, config, view, mixture, n_images=60)
 
 
 @torch.no_grad()

@@ -18,15 +18,15 @@ import yaml
 from huggingface_hub import HfApi, ModelHubMixin, constants
 
 from siammm import SiamMM
-from siammm.core.errors import InputError, StoredFileError
+from siammm.core.errors import InputError, SiamMMError
 from siammm.data.augment import clean
 from siammm.export.as_timm import repeated
 from siammm.export.card import as_code, is_edited, model_card
 from siammm.export.encoder import write_encoder
-from siammm.runs import folder as run
-from siammm.runs import names
-from siammm.runs.encoding import FinishedRun
+from siammm.runs import files
+from siammm.runs.run import Run
 from tests.export.runs import made_run, pictures, write_images
+from tests.runs.parts import changed
 
 HOSTILE = '"><img src=x onerror=alert(1)>\n---\nlicense: mit\n```\n</script>\u202e`\\'
 
@@ -57,14 +57,14 @@ def test_timm_loads_the_folder(backbone: str, size: int, choice: Any, tmp_path: 
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[FinishedRun, Path]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     """A ResNet for small images."""
     own, folder = made_run("resnet18", 32), tmp_path_factory.mktemp("written")
     write_encoder(folder, own)
     return own, folder
 
 
-def test_timm_reads_how_images_are_prepared(written: tuple[FinishedRun, Path]) -> None:
+def test_timm_reads_how_images_are_prepared(written: tuple[Run, Path]) -> None:
     own, folder = written
     model = timm.create_model(f"local-dir:{folder}", pretrained=True)
     timm_data: Any = timm.data  # only partly typed
@@ -83,7 +83,7 @@ def test_timm_reads_how_images_are_prepared(written: tuple[FinishedRun, Path]) -
         torch.testing.assert_close(model.eval()(torch.as_tensor(x)[None]), features, rtol=1e-5, atol=1e-5)
 
 
-def test_timm_can_add_a_classifier_to_train(written: tuple[FinishedRun, Path]) -> None:
+def test_timm_can_add_a_classifier_to_train(written: tuple[Run, Path]) -> None:
     own, folder = written
     model = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=10).eval()
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -96,15 +96,15 @@ def test_timm_can_add_a_classifier_to_train(written: tuple[FinishedRun, Path]) -
 def test_a_backbone_that_timm_cannot_describe_is_for_siammm_alone(tmp_path: Path) -> None:
     own = made_run("test_resnet", 32)
     assert write_encoder(tmp_path, own) is None
-    assert not (tmp_path / names.WEIGHTS).exists()
-    assert "timm.create_model" not in (tmp_path / names.CARD).read_text("utf-8")
+    assert not (tmp_path / files.TIMM_WEIGHTS).exists()
+    assert "timm.create_model" not in (tmp_path / files.CARD).read_text("utf-8")
     loaded = SiamMM.from_pretrained(tmp_path, device="cpu")
     assert loaded.predict(pictures(3, 32)).shape == (3,)
 
 
 def test_nothing_tells_of_the_folders_of_the_machine(tmp_path: Path) -> None:
     own = made_run("conv-small", 8)
-    own = replace(own, config=replace(own.config, output=Path("/home/me/secret"), resume=Path("/home/me/secret")))
+    own = changed(own, config=replace(own.config, output=Path("/home/me/secret"), resume=Path("/home/me/secret")))
     write_encoder(tmp_path, own)
     for path in tmp_path.iterdir():
         assert b"/home/me" not in path.read_bytes(), path.name
@@ -121,7 +121,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_was_saved_predicts_the_same(run_folder: Path, images: Path, tmp_path: Path) -> None:
     model = SiamMM.load(run_folder, device="cpu")
     model.save_pretrained(tmp_path / "saved")
-    assert {path.name for path in (tmp_path / "saved").iterdir()} == set(names.ENCODER_NAMES)
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == set(files.PRETRAINED_NAMES)
     loaded = SiamMM.from_pretrained(tmp_path / "saved", device="cpu")
     assert isinstance(loaded, ModelHubMixin)
     np.testing.assert_array_equal(loaded.embed(images), model.embed(images))
@@ -135,31 +135,31 @@ def test_what_was_saved_predicts_the_same(run_folder: Path, images: Path, tmp_pa
 def test_saving_again_keeps_a_card_that_was_edited(run_folder: Path, tmp_path: Path) -> None:
     model = SiamMM.load(run_folder, device="cpu")
     model.save_pretrained(tmp_path)
-    first = (tmp_path / names.CARD).read_text("utf-8")
+    first = (tmp_path / files.CARD).read_text("utf-8")
     model.save_pretrained(tmp_path)
-    assert (tmp_path / names.CARD).read_text("utf-8") == first
+    assert (tmp_path / files.CARD).read_text("utf-8") == first
     edited = first.replace("# Fill in the licence, as in: license: mit", "license: cc-by-4.0")
-    (tmp_path / names.CARD).write_text(edited, "utf-8")
+    (tmp_path / files.CARD).write_text(edited, "utf-8")
     model.save_pretrained(tmp_path)
-    assert (tmp_path / names.CARD).read_text("utf-8") == edited
+    assert (tmp_path / files.CARD).read_text("utf-8") == edited
 
 
 def test_a_run_is_never_written_over(run_folder: Path) -> None:
-    before = (run_folder / run.CONFIG).read_bytes()
+    before = (run_folder / files.CONFIG).read_bytes()
     with pytest.raises(InputError, match=r"is a run folder, whose config\.json would be replaced"):
         SiamMM.load(run_folder, device="cpu").save_pretrained(run_folder)
-    assert (run_folder / run.CONFIG).read_bytes() == before
+    assert (run_folder / files.CONFIG).read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda folder: folder, r"has no siammm\.safetensors; give what save_pretrained"),
+        (lambda folder: folder, r"is a folder, but no run: it has no encoder\.safetensors"),
         (lambda folder: folder / "nowhere", "is no folder, and no model that the hub gives"),
     ],
 )
 def test_what_is_no_export_is_refused(make: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(StoredFileError, match=message) as error:
+    with pytest.raises(SiamMMError, match=message) as error:
         SiamMM.from_pretrained(make(tmp_path), local_files_only=True)
     assert "\n" not in str(error.value)
 
@@ -185,7 +185,7 @@ def test_the_hub_is_given_the_folder(run_folder: Path, tmp_path: Path, monkeypat
     model = SiamMM.load(run_folder, device="cpu")
     assert model.push_to_hub("me/birds") == "https://huggingface.co/me/birds"
     assert pushed == {"created": "me/birds", "repo_id": "me/birds"}
-    assert {path.name for path in (tmp_path / "hub").iterdir()} == set(names.ENCODER_NAMES)
+    assert {path.name for path in (tmp_path / "hub").iterdir()} == set(files.PRETRAINED_NAMES)
     assert SiamMM.from_pretrained(tmp_path / "hub", device="cpu").n_clusters_ == model.n_clusters_
 
 
@@ -223,19 +223,24 @@ def test_the_card_says_what_it_is() -> None:
     assert is_edited("# mine\n")
 
 
+def named(data: str) -> Run:
+    own = made_run("conv-small", 8)
+    return changed(own, config=replace(own.config, data=data))
+
+
 def test_hostile_names_stay_names(tmp_path: Path) -> None:
-    own = replace(made_run("conv-small", 8), data=f"/home/me/{HOSTILE}")
+    own = named(f"/home/me/{HOSTILE}")
     write_encoder(tmp_path, own)
-    text = (tmp_path / names.CARD).read_text("utf-8")
+    text = (tmp_path / files.CARD).read_text("utf-8")
     _, front, body = re.split(r"^---$", text, maxsplit=2, flags=re.MULTILINE)
     assert set(yaml.safe_load(front)) == {"library_name", "pipeline_tag", "tags"}
-    assert "onerror" in model_card(replace(own, data='<img src=x onerror="x">'), None, "online")
+    assert "onerror" in model_card(named('<img src=x onerror="x">'), None, "online")
     # What is outside code and our own comment holds no markup of theirs.
     outside = re.sub(r"(?s)(`+).*?\1(?!`)", "", body)
     outside = re.sub(r"<!-- written by siammm: \w+ -->", "", outside)
     assert "<" not in outside
     assert "\u202e" not in text
-    assert json.loads((tmp_path / names.CONFIG).read_text("utf-8"))["num_classes"] == 0
+    assert json.loads((tmp_path / files.CONFIG).read_text("utf-8"))["num_classes"] == 0
 
 
 @pytest.mark.parametrize(

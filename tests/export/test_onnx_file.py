@@ -23,9 +23,11 @@ from siammm.data.augment import clean, clean_side
 from siammm.data.sources import open_source
 from siammm.export import onnx_file
 from siammm.export.onnx_file import OPSET, OUTPUTS, InferenceModel, write_onnx
-from siammm.export.scale import OutlierScale
-from siammm.runs.encoding import FinishedRun, described, open_run
+from siammm.export.outlier_scale import OutlierScale
+from siammm.export.rows import assign
+from siammm.runs.run import Run
 from tests.export.runs import made_run, pictures
+from tests.runs.parts import changed
 
 
 def answers(path: Path, images: np.ndarray) -> dict[str, np.ndarray]:
@@ -36,8 +38,7 @@ def answers(path: Path, images: np.ndarray) -> dict[str, np.ndarray]:
     return dict(zip(names, session.run(names, {"image": images}), strict=True))
 
 
-def densities(own: FinishedRun, images: np.ndarray) -> np.ndarray:
-    assert own.mixture is not None
+def densities(own: Run, images: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         x = clean(torch.from_numpy(images).permute(0, 3, 1, 2), own.view.size, own.view)
         rows = functional.normalize(own.clustered(x), dim=1)
@@ -55,9 +56,8 @@ def check_scores(found: np.ndarray, expected: np.ndarray, n_reference: int) -> N
 
 def test_it_agrees_with_the_model_of_a_trained_run(run_folder: Path, tmp_path: Path) -> None:
     """Must show 4: to 1e-4 on 100 images, clusters equal; here beside SiamMM and beside the run's own table."""
-    own = open_run(run_folder)
+    own = Run.open(run_folder)
     assert own.data is not None
-    assert own.mixture is not None
     source = open_source(own.data)
     images = np.stack([source.image(i) for i in range(len(source))])
     reference = densities(own, images)
@@ -86,8 +86,7 @@ def test_a_resnet_for_small_images(tmp_path: Path) -> None:
     with torch.no_grad():
         x = clean(torch.from_numpy(images).permute(0, 3, 1, 2), 12, own.view)
         rows = functional.normalize(own.clustered(x), dim=1)
-    assert own.mixture is not None
-    cluster, share, density = (part.numpy() for part in described(own.mixture, rows))
+    cluster, share, density = (part.numpy() for part in assign(own.mixture, rows))
     reference = density
     write_onnx(tmp_path / "run.onnx", own, reference)
     found = answers(tmp_path / "run.onnx", images)
@@ -114,13 +113,12 @@ def test_a_resnet_for_small_images(tmp_path: Path) -> None:
 def test_every_way_of_assigning(settings: dict[str, Any]) -> None:
     """The graph in torch beside the mixture's own, for every rule that a mixture can have."""
     own = made_run("conv-small", 8)
-    assert own.mixture is not None
     mixture = own.mixture.set_params(**settings)
     images = pictures(200, 8, seed=4)
     model = InferenceModel(own.clustered, own.view, mixture, OutlierScale.of(densities(own, images)))
     with torch.no_grad():
         embedding, _, cluster, probability, outlier = model(torch.from_numpy(images))
-        expected = described(mixture, embedding)
+        expected = assign(mixture, embedding)
     assert torch.equal(cluster, expected[0])
     torch.testing.assert_close(probability, expected[1].float(), rtol=0, atol=1e-5)
     assert float(outlier.min()) >= 0
@@ -129,7 +127,7 @@ def test_every_way_of_assigning(settings: dict[str, Any]) -> None:
 
 def test_the_centre_of_a_large_image_is_cut_out_inside() -> None:
     own = made_run("conv-small", 8)
-    own = replace(own, view=replace(own.view, size=160))
+    own = changed(own, view=replace(own.view, size=160))
     model = InferenceModel(own.clustered, own.view)
     assert model.side == clean_side(160) == 183
     images = torch.from_numpy(pictures(2, 183))
@@ -162,7 +160,7 @@ def test_what_the_file_says_about_itself(tmp_path: Path) -> None:
 
 
 def test_a_run_without_clusters_gives_an_encoder(tmp_path: Path) -> None:
-    own = replace(made_run("conv-small", 8), mixture=None)
+    own = changed(made_run("conv-small", 8), has_clusters=False)
     write_onnx(tmp_path / "run.onnx", own, None)
     assert list(answers(tmp_path / "run.onnx", pictures(2, 8))) == ["embedding", "features"]
     # A wrong size is refused, and not guessed at.
@@ -171,7 +169,7 @@ def test_a_run_without_clusters_gives_an_encoder(tmp_path: Path) -> None:
 
 
 def test_a_file_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = replace(made_run("conv-small", 8), mixture=None)
+    own = changed(made_run("conv-small", 8), has_clusters=False)
     session = onnxruntime.InferenceSession
 
     class Liar:

@@ -18,25 +18,25 @@ from siammm.core.errors import InputError
 from siammm.data.embeddings import read_embeddings
 from siammm.data.sources import open_source
 from siammm.export import tables
-from siammm.export.tables import ImageTable, clusters_table, image_table, write_npz, write_parquet
-from siammm.runs.encoding import Encoded, FinishedRun, encoded, file_paths, open_images, open_run, run_rows
+from siammm.export.rows import encode_to_file
+from siammm.export.tables import ImageTable, clusters_table, file_paths, image_table, write_npz, write_parquet
+from siammm.runs.models import open_model
+from siammm.runs.run import Run
 from siammm.settings.training import DataConfig
 from tests.data.image_sets import encoded as png
 from tests.export.runs import N_IMAGES, pictures
 
-CPU = torch.device("cpu")
+
+@pytest.fixture(scope="module")
+def own(run_folder: Path) -> Run:
+    return Run.open(run_folder)
 
 
 @pytest.fixture(scope="module")
-def own(run_folder: Path) -> FinishedRun:
-    return open_run(run_folder)
-
-
-@pytest.fixture(scope="module")
-def table(own: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> ImageTable:
-    loader = open_images(None, own, own.view, DataConfig(), CPU, name="the run")
+def table(own: Run, tmp_path_factory: pytest.TempPathFactory) -> ImageTable:
+    loader = own.loader(None, DataConfig())
     spool = tmp_path_factory.mktemp("spool") / "rows.npy"
-    return image_table(loader, encoded(run_rows(own, "embeddings"), loader, spool, mixture=own.mixture))
+    return image_table(loader, encode_to_file(own.embedding_rows, loader, spool, mixture=own.mixture))
 
 
 def test_it_is_what_the_run_found(table: ImageTable, run_folder: Path) -> None:
@@ -88,8 +88,7 @@ def test_our_own_reader_takes_it(table: ImageTable, suffix: str, tmp_path: Path)
     assert read.labels.tolist() == table.columns["label"].to_pylist()
 
 
-def test_clusters(table: ImageTable, own: FinishedRun, tmp_path: Path) -> None:
-    assert own.mixture is not None
+def test_clusters(table: ImageTable, own: Run, tmp_path: Path) -> None:
     found = clusters_table(own.mixture, table)
     frame: Any = pd.DataFrame({"cluster": table.columns["cluster"], "label": table.columns["label"]})
     assert sum(found.column("size").to_pylist()) == N_IMAGES
@@ -134,31 +133,26 @@ def test_names_that_are_no_unicode_have_no_path(tmp_path: Path) -> None:
     assert file_paths(open_source(pictures(2, 8)), np.arange(2)) is None
 
 
-def test_features_are_those_of_the_online_encoder(own: FinishedRun, tmp_path: Path) -> None:
+def test_features_are_those_of_the_online_encoder(own: Run, tmp_path: Path) -> None:
     images = pictures(10, 8)
-    loader = open_images(None, _on_array(own, images, tmp_path), own.view, DataConfig(), CPU, name="it")
-    found = encoded(run_rows(own, "features"), loader, tmp_path / "rows.npy", mixture=own.mixture)
+    np.save(tmp_path / "images.npy", images)
+    loader = own.loader(str(tmp_path / "images.npy"), DataConfig())
+    model = open_model(str(own.path))
+    found = encode_to_file(model.features, loader, tmp_path / "rows.npy", mixture=own.mixture)
     from siammm.data.augment import clean
 
     with torch.no_grad():
         x = clean(torch.from_numpy(images).permute(0, 3, 1, 2), 8, own.view)
         np.testing.assert_allclose(found.row_ND, own.network.encoder.features(x).numpy(), rtol=1e-5, atol=1e-5)
     assert found.cluster_N is not None
-    assert isinstance(found, Encoded)
 
 
-def test_a_model_without_images_asks_for_them(own: FinishedRun) -> None:
+def test_a_run_without_images_asks_for_them(own: Run) -> None:
+    saved = Run.of("it", own.network, own.config, own.view, own.mixture)
     with pytest.raises(InputError, match="it does not bring images with it; give some with --data"):
-        open_images(None, None, own.view, DataConfig(), CPU, name="it")
+        saved.loader(None, DataConfig())
 
 
 def answer(question: str, *values: Any) -> list[tuple[Any, ...]]:
     relation: Any = duckdb.sql(question, params=values or None)
     return relation.fetchall()
-
-
-def _on_array(own: FinishedRun, images: np.ndarray, folder: Path) -> FinishedRun:
-    from dataclasses import replace
-
-    np.save(folder / "images.npy", images)
-    return replace(own, data=str(folder / "images.npy"))

@@ -20,7 +20,8 @@ from siammm.data.sources import Source, open_source
 from siammm.learn import checkpoint, state
 from siammm.learn.loop import Interrupted, Trained, Training
 from siammm.learn.observers import Listener
-from siammm.runs.folder import RunFolder
+from siammm.runs.run import Run
+from siammm.runs.writer import RunWriter
 from siammm.settings.fields import with_settings
 from siammm.settings.training import TrainConfig
 from tests.data.image_sets import example_images
@@ -74,16 +75,15 @@ def prepared(
 ) -> Training:
     """A run that has not begun; it writes into ``folder``, where there is one."""
     source = images if isinstance(images, Source) else open_source(small_images() if images is None else images)
-    run = None if folder is None else RunFolder.create(folder, config, {"fingerprint": source.fingerprint()})
+    run = None if folder is None else RunWriter.create(folder, config, {"fingerprint": source.fingerprint()})
     return Training(config, source, CPU, recorder=run, listener=listener)
 
 
 def resumed(config: TrainConfig, folder: Path, images: Source | np.ndarray | None = None) -> Training:
     """The run in this folder, as a new process would go on with it."""
     source = images if isinstance(images, Source) else open_source(small_images() if images is None else images)
-    run, _, _ = RunFolder.open(folder)
-    tensors, facts, _ = checkpoint.load(run.checkpoints)
-    return Training(config, source, CPU, recorder=run, resume_from=(tensors, facts))
+    recorder = RunWriter(folder, tensorboard=False)
+    return Training(config, source, CPU, recorder=recorder, resume_from=Run.unfinished(folder).checkpoint())
 
 
 def run_through(training: Training) -> Training:

@@ -25,9 +25,8 @@ from siammm.learn.loop import Trained, Training
 from siammm.learn.muon import matrices
 from siammm.learn.observers import Silent
 from siammm.learn.schedule import learning_rate
-from siammm.runs import folder as run
-from siammm.runs import results
-from siammm.runs.folder import RunFolder
+from siammm.runs.run import Run
+from siammm.runs.writer import RunWriter
 from siammm.settings.checks import check_settings
 from tests.data.image_sets import WRITERS, ExampleImages, add_member, example_images
 from tests.learn.small_runs import (
@@ -734,9 +733,9 @@ def test_what_is_kept_of_views_smaller_than_images_is_for_images(tmp_path: Path)
     probe = tmp_path / "probe.npz"
     np.savez(probe, images=small_images(), labels=np.arange(len(small_images())) % 4)
     training = prepared(small_config(view_size=6, probe=str(probe)), folder=tmp_path / "run")
-    assert isinstance(training.recorder, RunFolder)
-    results.leave(training.recorder, training.run())
-    assert results.load_network(tmp_path / "run" / run.ENCODER)[2].size == 8
+    assert isinstance(training.recorder, RunWriter)
+    training.recorder.write_results(training.run())
+    assert Run.open(tmp_path / "run").image_size == 8
     own_set = training.probes._own_set
     assert own_set is not None
     assert next(own_set.clean(0, 4))[1].shape == (4, 3, 8, 8)

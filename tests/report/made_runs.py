@@ -27,12 +27,11 @@ from siammm.data.view_settings import views
 from siammm.learn.build import build_network
 from siammm.metrics.outliers import outlier_score
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.report.gather import quiet
 from siammm.report.schema import Contents
-from siammm.runs import folder as run
-from siammm.runs import results
-from siammm.runs.folder import RunFolder
-from siammm.runs.opened import OpenRun, open_run
+from siammm.runs import files as run
+from siammm.runs.network_file import save_network
+from siammm.runs.run import Run
+from siammm.runs.writer import RunWriter
 from siammm.settings.training import DataConfig
 from tests.data.image_sets import ExampleImages, encoded, example_images
 from tests.learn.small_runs import small_config
@@ -109,11 +108,11 @@ def made_run(
     source = open_source(path)
     config = small_config(embedding_dim=d, data=str(path), backbone=backbone)
     facts = {"data_path": str(path), "fingerprint": source.fingerprint(), "n_images": n, "kind": source.kind}
-    made = RunFolder.create(folder / name, config, facts)
+    made = RunWriter.create(folder / name, config, facts)
     made.add_metrics({"epoch": 1, "loss": 2.0, "n_clusters": k, "seconds": 1.5})
     made.add_metrics({"epoch": 2, "loss": math.inf, "n_clusters": k, "seconds": 1.5})
     network = build_network(config, size)
-    results.save_network(made.path / run.ENCODER, network, config, views(size)[0])
+    save_network(made.path / run.ENCODER, network, config, views(size)[0])
     mixture.save(made.path / run.MIXTURE)
     np.save(made.path / run.EMBEDDINGS, x_ND.astype(np.float16))
     columns: dict[str, Any] = {
@@ -136,8 +135,11 @@ def rewrite(folder: Path, **columns: Any) -> None:
     pq.write_table(pa.table(table), folder / run.ASSIGNMENTS)
 
 
-def opened(folder: Path, *, data: str | None = None, **reading: Any) -> OpenRun:
-    return open_run(folder, data=data, reading=DataConfig(**reading), device=CPU, tell=quiet)
+def opened(folder: Path, *, data: str | None = None, **reading: Any) -> Run:
+    run = Run.open(folder)
+    run.find_images(data, DataConfig(**reading))
+    assert len(run.embeddings) == run.n_images
+    return run
 
 
 def small_set(folder: Path, n: int = 80, *, seed: int = 0) -> ExampleImages:
@@ -147,26 +149,25 @@ def small_set(folder: Path, n: int = 80, *, seed: int = 0) -> ExampleImages:
 # -- what is true of every page ----------------------------------------------------------------------------------------
 
 
-def check_contents(contents: Contents, opened_run: OpenRun) -> None:
+def check_contents(contents: Contents, opened_run: Run) -> None:
     assert_plain(contents)
     assert json.loads(json.dumps(contents, allow_nan=False)) == as_lists(contents)
     images: Any = contents["images"]
-    found = opened_run.found
     m = len(images["id"])
     assert {len(column) for column in images.values()} == {m}
-    assert len(set(images["id"])) == m <= found.n_images
+    assert len(set(images["id"])) == m <= opened_run.n_images
     n_labels = len(contents["label_names"] or [])
     assert all(-1 <= label < n_labels for label in images["label"])
     for name in ("probability", "outlier_score", "x", "y"):
         assert all(0 <= value <= 1 for value in images[name]), name
-    place = {name: i for i, name in enumerate(found.ids)}
+    place = {name: i for i, name in enumerate(opened_run.ids)}
     row_of = [place[name] for name in images["id"]]
-    assert images["cluster"] == found.cluster_N[row_of].tolist()
-    assert images["label"] == found.label_N[row_of].tolist()
+    assert images["cluster"] == opened_run.cluster_N[row_of].tolist()
+    assert images["label"] == opened_run.label_N[row_of].tolist()
     check_thumbnails(contents)
-    check_clusters(contents, found.n_images)
+    check_clusters(contents, opened_run.n_images)
     if contents["tree"] is not None:
-        check_tree(contents, found.n_images)
+        check_tree(contents, opened_run.n_images)
     for suspect in contents["suspects"] or []:
         assert 0 <= suspect["image"] < m
         assert -1 <= min(suspect["given"], suspect["proposed"]) <= max(suspect["given"], suspect["proposed"]) < n_labels

@@ -18,7 +18,7 @@ from siammm.core.errors import InputError, StoredFileError
 from siammm.report import assessments
 from siammm.report.gather import GatherSettings, gather
 from siammm.runs.evaluation import Evaluation, Figure, Result
-from siammm.runs.opened import OpenRun
+from siammm.runs.run import Run
 from tests.report.made_runs import check_contents, made_run, opened, rewrite
 
 
@@ -30,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> OpenRun:
+def run(tmp_path: Path) -> Run:
     return opened(made_run(tmp_path))
 
 
@@ -52,8 +52,8 @@ def write_evaluation(folder: Path, path: Path | None, *, seen: bool = False, **s
     return folder
 
 
-def test_figures_of_an_evaluation(run: OpenRun, here: Path) -> None:
-    write_evaluation(here / "made-evaluation", run.found.path.resolve(), seen=True)
+def test_figures_of_an_evaluation(run: Run, here: Path) -> None:
+    write_evaluation(here / "made-evaluation", run.path.resolve(), seen=True)
     contents = gather(run, GatherSettings()).contents
     check_contents(contents, run)
     first, second = contents["figures"]
@@ -63,7 +63,7 @@ def test_figures_of_an_evaluation(run: OpenRun, here: Path) -> None:
     assert "About the figures: A tenth was held out." in contents["notes"]
 
 
-def test_an_evaluation_of_another_run(run: OpenRun, here: Path) -> None:
+def test_an_evaluation_of_another_run(run: Run, here: Path) -> None:
     folder = write_evaluation(here / "made-evaluation", Path("/other/made"))
     contents = gather(run, GatherSettings()).contents
     assert contents["figures"] == []
@@ -84,28 +84,26 @@ def test_an_evaluation_of_another_run(run: OpenRun, here: Path) -> None:
         ({"trained_on": None}, True),
     ],
 )
-def test_an_evaluation_of_what_lay_there_before(
-    changed: dict[str, Any], is_shown: bool, run: OpenRun, here: Path
-) -> None:
+def test_an_evaluation_of_what_lay_there_before(changed: dict[str, Any], is_shown: bool, run: Run, here: Path) -> None:
     """A run that was trained anew has the path of the one before it, and not its figures."""
-    config = run.found.config
+    config = run.config
     same = {
         "n_clusters": 5,
         "epochs": config.optimisation.epochs,
         "random_state": config.run.random_state,
-        "trained_on": {"data": "made", "fingerprint": run.found.facts["fingerprint"]},
+        "trained_on": {"data": "made", "fingerprint": run.facts["fingerprint"]},
     }
-    folder = write_evaluation(here / "made-evaluation", run.found.path.resolve(), **(same | changed))
+    folder = write_evaluation(here / "made-evaluation", run.path.resolve(), **(same | changed))
     contents = gather(run, GatherSettings()).contents
     assert bool(contents["figures"]) is is_shown
     assert any("is of an earlier run of this name" in note for note in contents["notes"]) is not is_shown
     assert gather(run, GatherSettings(evaluation=folder)).contents["figures"], "who names it wants it"
 
 
-def test_what_is_missing_is_asked_for(run: OpenRun) -> None:
+def test_what_is_missing_is_asked_for(run: Run) -> None:
     notes = " ".join(gather(run, GatherSettings()).contents["notes"])
-    assert f"siammm evaluate {run.found.path}" in notes
-    assert f"siammm audit {run.found.path}" in notes
+    assert f"siammm evaluate {run.path}" in notes
+    assert f"siammm audit {run.path}" in notes
     with pytest.raises(StoredFileError, match="There is no evaluation of nowhere"):
         gather(run, GatherSettings(evaluation=Path("nowhere")))
     with pytest.raises(InputError, match=r"There is no audit in nowhere: it has no suspects.parquet"):
@@ -135,7 +133,7 @@ def write_audit(folder: Path, ids: list[str], **columns: Any) -> Path:
     return folder
 
 
-def test_suspects_are_those_below_the_threshold(run: OpenRun, here: Path) -> None:
+def test_suspects_are_those_below_the_threshold(run: Run, here: Path) -> None:
     write_audit(here / "made-audit", [str(i) for i in (7, 3, 150, 9, 11, 12)])
     contents = gather(run, GatherSettings()).contents
     check_contents(contents, run)
@@ -150,14 +148,14 @@ def test_suspects_are_those_below_the_threshold(run: OpenRun, here: Path) -> Non
     assert suspects[1]["evidence"] == [("component", 0.25), ("linear", 0.5)]
 
 
-def test_suspects_of_images_that_the_run_has_not(run: OpenRun, here: Path) -> None:
+def test_suspects_of_images_that_the_run_has_not(run: Run, here: Path) -> None:
     folder = write_audit(here / "elsewhere", ["7", "none such", "8"], probability=[0.1, 0.1, 0.1])
     contents = gather(run, GatherSettings(audit=Path(folder.name))).contents
     assert len(contents["suspects"] or []) == 2
     assert any("1 of 3 suspects in elsewhere are not images of this run" in note for note in contents["notes"])
 
 
-def test_the_worst_of_many(run: OpenRun, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worst_of_many(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assessments, "MOST_SUSPECTS", 3)
     write_audit(here / "made-audit", [str(i) for i in range(9)], probability=np.full(9, 0.1))
     contents = gather(run, GatherSettings()).contents
@@ -165,7 +163,7 @@ def test_the_worst_of_many(run: OpenRun, here: Path, monkeypatch: pytest.MonkeyP
     assert "Of 9 suspect labels the 3 worst are shown." in contents["notes"]
 
 
-def test_labels_that_were_made_wrong_on_purpose(run: OpenRun, here: Path) -> None:
+def test_labels_that_were_made_wrong_on_purpose(run: Run, here: Path) -> None:
     write_audit(here / "made-audit", ["7", "3", "9"], planted=[False, True, False], probability=[0.1, 0.1, 0.9])
     notes = gather(run, GatherSettings()).contents["notes"]
     assert any("made some labels wrong on purpose (--plant)" in note for note in notes)
@@ -179,7 +177,7 @@ def test_an_audit_of_a_run_without_labels(tmp_path: Path, here: Path) -> None:
     assert contents["label_names"] == ["label 0", "</script>new"]
 
 
-def test_a_damaged_audit(run: OpenRun, here: Path) -> None:
+def test_a_damaged_audit(run: Run, here: Path) -> None:
     (here / "made-audit").mkdir()
     (here / "made-audit" / "suspects.parquet").write_bytes(b"no table")
     with pytest.raises(StoredFileError, match=r"suspects.parquet is not an audit, or it is damaged"):
@@ -212,14 +210,14 @@ def test_a_real_audit(tmp_path: Path, here: Path) -> None:
 # -- another run
 
 
-def test_a_comparison(tmp_path: Path, run: OpenRun) -> None:
+def test_a_comparison(tmp_path: Path, run: Run) -> None:
     other = made_run(tmp_path, name="other", k=3, seed=1, pixels=np.load(tmp_path / "made-images.npy"))
     contents = gather(run, GatherSettings(compare=other)).contents
     check_contents(contents, run)
     comparison = contents["comparison"]
     assert comparison is not None
-    theirs = opened(other).found.cluster_N
-    mine = run.found.cluster_N
+    theirs = opened(other).cluster_N
+    mine = run.cluster_N
     scores = dict(comparison["scores"])
     assert scores["AMI"] == pytest.approx(adjusted_mutual_info_score(theirs, mine), abs=1e-5)
     assert scores["NMI"] == pytest.approx(normalized_mutual_info_score(theirs, mine), abs=1e-5)
@@ -248,7 +246,7 @@ def test_a_cluster_that_is_in_many_of_the_other(tmp_path: Path) -> None:
     assert sum(count for _, count in matching["others"]) < 200
 
 
-def test_numbers_are_no_names(tmp_path: Path, run: OpenRun) -> None:
+def test_numbers_are_no_names(tmp_path: Path, run: Run) -> None:
     """Rows of another array have the same numbers, and are other images."""
     other = made_run(tmp_path, name="other", seed=1)
     contents = gather(run, GatherSettings(compare=other)).contents
@@ -259,13 +257,13 @@ def test_numbers_are_no_names(tmp_path: Path, run: OpenRun) -> None:
     assert "The run other is of other images, so clusters cannot be matched." in contents["notes"]
 
 
-def test_a_run_beside_itself(run: OpenRun) -> None:
-    comparison = gather(run, GatherSettings(compare=run.found.path)).contents["comparison"]
+def test_a_run_beside_itself(run: Run) -> None:
+    comparison = gather(run, GatherSettings(compare=run.path)).contents["comparison"]
     assert comparison is not None
     assert dict(comparison["scores"]) == {"AMI": 1.0, "NMI": 1.0, "ARI": 1.0}
 
 
-def test_images_are_matched_by_name(tmp_path: Path, run: OpenRun) -> None:
+def test_images_are_matched_by_name(tmp_path: Path, run: Run) -> None:
     other = made_run(tmp_path, name="other")
     rewrite(other, id=[str(i) if i < 50 else f"x{i}" for i in range(200)])
     comparison = gather(run, GatherSettings(compare=other)).contents["comparison"]

@@ -15,8 +15,8 @@ import pytest
 from siammm.core.errors import InputError
 from siammm.report import clusters, tree
 from siammm.report.gather import GatherSettings, gather
-from siammm.runs import folder as run_files
-from siammm.runs.opened import OpenRun
+from siammm.runs import files as run_files
+from siammm.runs.run import Run
 from tests.data.image_sets import write_folder, write_npz
 from tests.report.made_runs import (
     HOSTILE,
@@ -70,7 +70,7 @@ def test_merges_are_those_of_the_clusters(trained: Path) -> None:
     before = gather(run, GatherSettings()).contents
     merges = json.loads((trained / run_files.MERGES).read_text())
     del merges["nodes"]
-    run.found.merges.pop("nodes")
+    run.merges.pop("nodes")
     after = gather(run, GatherSettings()).contents
     for one, other in zip(before["clusters"], after["clusters"], strict=True):
         assert (one["n_merged"], one["merges"]) == (other["n_merged"], other["merges"])
@@ -158,16 +158,16 @@ def test_choice_of_images(tmp_path: Path) -> None:
     run = opened(made_run(tmp_path, n=600, k=4, spread=1.5))
     gathered = gather(run, GatherSettings())
     measured, contents = gathered.measured, gathered.contents
-    x_ND, mean_KD = np.asarray(run.embedding_ND, dtype=np.float64), run.found.mean_KD
-    expected_N = np.einsum("nd,nd->n", x_ND, mean_KD[run.found.cluster_N])
+    x_ND, mean_KD = np.asarray(run.embeddings, dtype=np.float64), run.mean_KD
+    expected_N = np.einsum("nd,nd->n", x_ND, mean_KD[run.cluster_N])
     np.testing.assert_allclose(measured.cosine_N, expected_N, atol=1e-5)
     for k, cluster in enumerate(contents["clusters"]):
-        inside = np.flatnonzero(run.found.cluster_N == k)
+        inside = np.flatnonzero(run.cluster_N == k)
         central = gathered.image_M[cluster["central"]]
         assert list(central) == list(inside[np.argsort(-measured.cosine_N[inside], kind="stable")][:24])
         assert abs(cluster["cohesion"] - expected_N[inside].mean()) < 1e-3
         border = gathered.image_M[cluster["boundary"]]
-        share_NK = np.sort(run.found.mixture.predict_proba(x_ND[border]).toarray(), axis=1)
+        share_NK = np.sort(run.mixture.predict_proba(x_ND[border]).toarray(), axis=1)
         gaps = share_NK[:, -1] - share_NK[:, -2]
         assert (np.diff(gaps) >= -1e-4).all()
         assert (gaps < 0.5 + 1e-4).all()
@@ -213,12 +213,12 @@ def test_umap_that_is_not_installed(trained: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("hostile")
     return opened(trained_run(folder, hostile_folder(folder), name="<i>run"))
 
 
-def test_hostile_names_arrive_as_they_are(hostile: OpenRun) -> None:
+def test_hostile_names_arrive_as_they_are(hostile: Run) -> None:
     contents = gather(hostile, GatherSettings()).contents
     check_contents(contents, hostile)
     assert sorted(contents["label_names"] or []) == sorted(HOSTILE)
@@ -293,7 +293,7 @@ def test_a_run_of_an_earlier_version(tmp_path: Path, trained: Path) -> None:
     del merges["nodes"]
     (older / run_files.MERGES).write_text(json.dumps(merges))
     run = opened(older)
-    np.testing.assert_allclose(run.embedding_ND, np.load(trained / run_files.EMBEDDINGS), atol=2e-3)
+    np.testing.assert_allclose(run.embeddings, np.load(trained / run_files.EMBEDDINGS), atol=2e-3)
     check_contents(gather(run, GatherSettings()).contents, run)
     config = json.loads((older / run_files.CONFIG).read_text())
     (older / run_files.CONFIG).write_text(json.dumps(config | {"data_path": "/nowhere"}))
@@ -322,12 +322,12 @@ def test_what_is_no_finished_run(tmp_path: Path, trained: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
     for path, message in (
-        (tmp_path / "nowhere", "does not exist, but a run folder"),
-        (tmp_path / "file", "is a file, but a run folder"),
-        (tmp_path / "empty", "is no run folder: it has no config.json"),
+        (tmp_path / "nowhere", "does not exist, but a run is a folder"),
+        (tmp_path / "file", "is a file, but a run is a folder"),
+        (tmp_path / "empty", "is a folder, but no run: it has no encoder.safetensors"),
         (spoilt("clustered", "config.json", "encoder.safetensors"), "was written by siammm cluster"),
         (spoilt("unfinished", "encoder.safetensors"), "has not finished; go on with: siammm train --resume"),
-        (spoilt("plain", "mixture.safetensors"), "has no clusters to show, because it was trained without a mixture"),
+        (spoilt("plain", "mixture.safetensors"), "has no clusters, because it was trained without a mixture"),
         (spoilt("torn", "assignments.parquet"), "assignments.parquet cannot be read"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -347,7 +347,7 @@ def test_embeddings_are_left_beside_assignments(trained: Path) -> None:
     assert embedding_ND.shape == (pq.read_table(trained / run_files.ASSIGNMENTS).num_rows, 16)
     np.testing.assert_allclose(np.linalg.norm(embedding_ND.astype(np.float64), axis=1), 1, atol=2e-3)
     run = opened(trained)
-    agree = run.found.mixture.predict(np.asarray(embedding_ND, dtype=np.float32)) == run.found.cluster_N
+    agree = run.mixture.predict(np.asarray(embedding_ND, dtype=np.float32)) == run.cluster_N
     assert agree.mean() > 0.97, "but for rounding to 16 bits"
     nodes = json.loads((trained / run_files.MERGES).read_text())["nodes"]
-    assert len(set(nodes)) == run.found.n_clusters
+    assert len(set(nodes)) == run.n_clusters

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,18 @@ import torch
 
 from siammm.mixture.merge import MergeHistory
 from siammm.report import history
-from siammm.runs.opened import Assigned, read_assigned
+from siammm.runs.run import Run
 from tests.report.made_runs import made_run
+from tests.runs.parts import changed
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Assigned:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Three clusters of few images; each test gives them a history of its own."""
-    return read_assigned(made_run(tmp_path_factory.mktemp("history"), n=30, k=3))
+    return Run.open(made_run(tmp_path_factory.mktemp("history"), n=30, k=3))
 
 
-def with_rounds(found: Assigned, n_start: int, rounds: list[list[int]]) -> tuple[Assigned, list[int]]:
+def with_rounds(found: Run, n_start: int, rounds: list[list[int]]) -> tuple[Run, list[int]]:
     """The run with these rounds of merging, one an epoch, and how many components became each cluster.
 
     A round names for each component the one that it becomes.
@@ -44,10 +44,10 @@ def with_rounds(found: Assigned, n_start: int, rounds: list[list[int]]) -> tuple
         "nodes": kept.as_tensors()["node"].tolist(),
         "n_clusters_by_epoch": by_epoch,
     }
-    return dataclasses.replace(found, merges=merges), inside
+    return changed(found, merges=merges), inside
 
 
-def test_merges_of_each_cluster(found: Assigned) -> None:
+def test_merges_of_each_cluster(found: Run) -> None:
     run, inside = with_rounds(found, 7, [[0, 1, 2, 3, 4, 0, 1], [], [0, 1, 2, 0, 1]])
     merged = history.merges_of_clusters(run)
     assert [n for n, _ in merged] == inside == [3, 3, 1]
@@ -58,20 +58,20 @@ def test_merges_of_each_cluster(found: Assigned) -> None:
     assert history.starting_clusters(run) == 7
 
 
-def test_a_cluster_may_be_taken_in_by_a_later_one(found: Assigned) -> None:
+def test_a_cluster_may_be_taken_in_by_a_later_one(found: Run) -> None:
     """Then clusters are not in the order of their first component, and what was stored of it counts."""
     run, inside = with_rounds(found, 5, [[2, 0, 1, 2, 0]])
     assert [n for n, _ in history.merges_of_clusters(run)] == inside == [2, 1, 2]
 
 
-def test_three_at_once(found: Assigned) -> None:
+def test_three_at_once(found: Run) -> None:
     run, inside = with_rounds(found, 6, [[0, 0, 0, 0, 1, 2]])
     merged = history.merges_of_clusters(run)
     assert [n for n, _ in merged] == inside == [4, 1, 1]
     assert merged[0][1] == [(1, 3, 1), (1, 2, 1), (1, 1, 1)]
 
 
-def test_merges_after_the_last_epoch(found: Assigned) -> None:
+def test_merges_after_the_last_epoch(found: Run) -> None:
     """The automatic rule settles the clusters when training is over."""
     run, _ = with_rounds(found, 6, [[0, 1, 2, 3, 4, 0], [0, 1, 2, 0, 1]])
     run.merges["n_clusters_by_epoch"] = [[1, 5]]
@@ -91,8 +91,8 @@ def test_merges_after_the_last_epoch(found: Assigned) -> None:
         {"n_clusters_by_epoch": ["torn"]},
     ],
 )
-def test_a_tree_that_is_not_of_these_clusters(merges: dict[str, Any], found: Assigned) -> None:
-    run = dataclasses.replace(found, merges=merges)
+def test_a_tree_that_is_not_of_these_clusters(merges: dict[str, Any], found: Run) -> None:
+    run = changed(found, merges=merges)
     assert history.merges_of_clusters(run) == [(1, [])] * 3
     assert history.merge_rounds(run) == []
 
@@ -109,17 +109,17 @@ def test_curves() -> None:
     assert (long[0][0], long[-1][0]) == (1, 10_000)
 
 
-def test_the_curve_of_clusters_ends_at_what_was_found(found: Assigned) -> None:
+def test_the_curve_of_clusters_ends_at_what_was_found(found: Run) -> None:
     rows = [{"epoch": 1, "n_clusters": 9}, {"epoch": 2, "n_clusters": 7}]
-    settled = history.curves_of(dataclasses.replace(found, metrics=rows))["n_clusters"]
+    settled = history.curves_of(changed(found, metrics=rows))["n_clusters"]
     assert settled == [(1.0, 9.0), (2.0, 7.0), (float(found.config.optimisation.epochs), 3.0)]
     rows[-1]["n_clusters"] = 3
-    assert history.curves_of(dataclasses.replace(found, metrics=rows))["n_clusters"] == [(1.0, 9.0), (2.0, 3.0)]
-    assert history.curves_of(dataclasses.replace(found, metrics=[{"epoch": 1, "loss": 1.0}])) == {"loss": [(1.0, 1.0)]}
+    assert history.curves_of(changed(found, metrics=rows))["n_clusters"] == [(1.0, 9.0), (2.0, 3.0)]
+    assert history.curves_of(changed(found, metrics=[{"epoch": 1, "loss": 1.0}])) == {"loss": [(1.0, 1.0)]}
 
 
 def test_what_a_run_is(tmp_path: Path) -> None:
-    run = history.run_summary(read_assigned(made_run(tmp_path, n=20, k=2)), data="here", image_size=8)
+    run = history.described(Run.open(made_run(tmp_path, n=20, k=2)), data="here", image_size=8)
     assert (run["name"], run["n_images"], run["n_clusters"], run["seconds"]) == ("made", 20, 2, 3.0)
     groups = [group for group, _, _ in run["settings"]]
     assert {"", "optimisation", "network", "clustering"} <= set(groups)

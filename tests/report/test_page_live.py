@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from siammm.report.explorer import Explorer
-from siammm.report.gather import GatherSettings, gather, quiet
+from siammm.report.gather import GatherSettings, gather
 from siammm.report.serve import Server
 from tests.report.browser import PHONE, Watched, chromium, serious_faults
 from tests.report.made_runs import made_run, opened
@@ -21,7 +21,7 @@ from tests.report.made_runs import made_run, opened
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     run = opened(made_run(tmp_path_factory.mktemp("run"), n=300, k=4))
     with Server(0) as found:
-        found.show(Explorer(run, gather(run, GatherSettings(live=True), quiet)))
+        found.show(Explorer(run, gather(run, GatherSettings(live=True))))
         thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield found

@@ -23,7 +23,7 @@ from siammm.core.errors import InputError
 from siammm.report.explorer import MOST_BYTES, Explorer
 from siammm.report.gather import GatherSettings, gather
 from siammm.report.serve import Server
-from siammm.runs import folder as run_files
+from siammm.runs import files as run_files
 from tests.data.image_sets import encoded, write_npz
 from tests.report.made_runs import check_contents, made_run, opened, small_set, trained_run
 
@@ -127,7 +127,7 @@ def test_sheets_and_thumbnails(client: Client) -> None:
 def test_pages_of_a_cluster(client: Client) -> None:
     explorer = client.server.explorer
     assert explorer is not None
-    found, cosine_N = explorer.run.found, explorer.gathered.measured.cosine_N
+    found, cosine_N = explorer.run, explorer.gathered.measured.cosine_N
     k = int(found.cluster_N[0])
     inside = np.flatnonzero(found.cluster_N == k)
     whole = client.json(f"/cluster/{k}?limit=500")
@@ -172,10 +172,10 @@ def test_search_by_picture(client: Client, trained: Path) -> None:
         assert len(answer["neighbours"]) == 48
         for neighbour in answer["neighbours"]:
             assert neighbour["similarity"] == pytest.approx(cosine_N[neighbour["position"]], abs=4e-3)
-        assert answer["clusters"][0][0] == int(explorer.run.found.cluster_N[i])
-        assert answer["clusters"][0][1] == pytest.approx(float(explorer.run.found.probability_N[i]), abs=0.02)
+        assert answer["clusters"][0][0] == int(explorer.run.cluster_N[i])
+        assert answer["clusters"][0][1] == pytest.approx(float(explorer.run.probability_N[i]), abs=0.02)
         assert sum(share for _, share in answer["clusters"]) == pytest.approx(1, abs=1e-2)
-        assert answer["outlier_score"] == pytest.approx(float(explorer.run.found.outlier_N[i]), abs=0.05)
+        assert answer["outlier_score"] == pytest.approx(float(explorer.run.outlier_N[i]), abs=0.05)
 
 
 def test_pictures_of_any_kind(client: Client) -> None:

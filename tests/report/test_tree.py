@@ -75,7 +75,7 @@ def test_how_fine_a_tree_is() -> None:
 def test_clusters_are_split(tmp_path: Path) -> None:
     folder = made_run(tmp_path, n=500, k=3, spread=2.0)
     run = opened(folder)
-    run.found.merges["n_components"] = [40]
+    run.merges["n_components"] = [40]
     contents = gather(run, GatherSettings()).contents
     check_contents(contents, run)
     tree = contents["tree"]
@@ -87,7 +87,7 @@ def test_clusters_are_split(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_hundred_thousand_images_take_seconds(tmp_path: Path) -> None:
     run = opened(made_run(tmp_path, n=100_000, k=12, d=256, spread=1.0))
-    run.found.merges["n_components"] = [8000]
+    run.merges["n_components"] = [8000]
     started = time.perf_counter()
     contents = gather(run, GatherSettings()).contents
     assert time.perf_counter() - started < 60

@@ -19,15 +19,12 @@ from siammm.core.errors import InputError, StoredFileError
 from siammm.core.text import one_line
 from siammm.data.embeddings import ID_KEYS, read_embeddings
 from siammm.data.labels import LABEL_KEYS
-from siammm.data.loader import open_loader
-from siammm.data.sources import open_source
 from siammm.learn.encode import encode
 from siammm.metrics.kmeans import clusters_of
 from siammm.metrics.labels import label_codes
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.runs import folder as run
-from siammm.runs import results
-from siammm.runs.folder import RunFolder
+from siammm.runs.images import image_loader, open_images
+from siammm.runs.run import Run
 from siammm.settings.commands import AuditConfig
 
 Progress = Callable[[str], None]
@@ -103,45 +100,24 @@ def _from_run(config: AuditConfig, device: torch.device, progress: Progress) -> 
     for flag, value in (("--key", config.key), ("--mixture", config.mixture)):
         if value is not None:
             raise InputError(f"{config.subject} is a run, which has its own; leave {flag} out.")
-    folder = config.subject
-    if not (folder / run.ENCODER).is_file():
-        if (folder / run.CONFIG).is_file():
-            raise InputError(f"The run {folder} has not finished; go on with: siammm train --resume {folder}.")
-        raise InputError(f"{folder} is no run: it has no {run.ENCODER}; give a run or a table of embeddings.")
-    network, _, view = results.load_network(folder / run.ENCODER)
-    mixture = None
-    if (folder / run.MIXTURE).is_file():
-        mixture = VonMisesFisherMixture.load(folder / run.MIXTURE)
-    data, reading = config.data, config.reading
+    run = Run.open(config.subject, device=device)
+    data = config.data or run.data
     if data is None:
-        if not (folder / run.CONFIG).is_file():
-            raise InputError(f"{folder} does not say what it was trained on; give the labelled images with --data.")
-        _, stored, facts = RunFolder.open(folder)
-        data = str(facts.get("data_path", stored.data))
-        # A run that read no labels can still be audited with the labels of its images.
-        reading = replace(
-            reading,
-            image_key=reading.image_key or stored.reading.image_key,
-            label_key=reading.label_key or stored.reading.label_key or None,
-        )
-    source = open_source(data, image_key=reading.image_key, label_key=reading.label_key, max_pixels=reading.max_pixels)
-    if not len(source):
-        raise InputError(f"{data} holds no images; give --data a folder or file that does.")
-    loader = open_loader(
+        raise InputError(f"{run.given} does not say what it was trained on; give the labelled images with --data.")
+    # A run that read no labels can still be audited with the labels of its images.
+    reading = config.reading if config.data is not None else run.reading(config.reading, needs_labels=True)
+    source = open_images(data, reading)
+    loader = image_loader(
         source,
-        (view, view),
+        run.view,
+        reading,
         device,
-        kind=reading.loader,
-        seed=config.random_state,
-        workers=reading.workers,
-        limit=reading.max_bad_images,
-        progress=lambda done, total: progress(f"reading {done:,} of {total:,} images"),
+        progress=lambda what, done, total: progress(f"reading {done:,} of {total:,} images"),
     )
     try:
         progress("features")
-        network = network.to(device)
-        features = encode(network, loader, "features")
-        clusters = None if mixture is None else clusters_of(mixture, encode(network, loader, "embeddings"))
+        features = encode(run.network, loader, "features")
+        clusters = clusters_of(run.mixture, encode(run.network, loader, "embeddings")) if run.has_clusters else None
         labels = loader.labels
         numbers = np.full(loader.n_images, -1) if labels is None else np.asarray(labels, dtype=np.int64)
         return AuditedImages(
@@ -151,7 +127,7 @@ def _from_run(config: AuditConfig, device: torch.device, progress: Progress) -> 
             labels=numbers,
             classes=list(source.label_names or range(int(numbers.max()) + 1)),
             clusters=clusters,
-            n_clusters=None if mixture is None else int(mixture.n_components_),
+            n_clusters=run.n_clusters if run.has_clusters else None,
             n_unreadable=len(loader.set_aside),
         )
     finally:

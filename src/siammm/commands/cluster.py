@@ -30,11 +30,12 @@ from siammm.metrics.clustering import ClusteringScores, clustering_scores, label
 from siammm.metrics.outliers import outlier_score
 from siammm.mixture.groups import Groups
 from siammm.mixture.seeding import default_n_components
+from siammm.runs import files
 from siammm.settings.commands import ClusterConfig
 
 # The files of a result; a folder with any other file is not replaced.
-ASSIGNMENTS, MIXTURE, SUMMARY = "assignments.parquet", "mixture.safetensors", "summary.json"
-RESULT_NAMES = frozenset({ASSIGNMENTS, MIXTURE, SUMMARY})
+SUMMARY = "summary.json"
+RESULT_NAMES = frozenset({files.ASSIGNMENTS, files.MIXTURE, SUMMARY})
 
 _ROWS_SHOWN = 12
 
@@ -61,8 +62,8 @@ def cluster(config: ClusterConfig) -> None:
     check_new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES)
     found = find_clusters(config)
     with new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES) as folder:
-        pq.write_table(assignments(found), folder / ASSIGNMENTS)
-        found.mixture.save(folder / MIXTURE)
+        pq.write_table(assignments(found), folder / files.ASSIGNMENTS)
+        found.mixture.save(folder / files.MIXTURE)
         text = json.dumps(summary(found, config), indent=2, allow_nan=False, default=str)
         (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
     show(found, output, Console())
@@ -184,7 +185,7 @@ def show(found: Clustering, output: Path, console: Console) -> None:
         console.print("[yellow]EM did not converge within --max-iter steps; raise it for more stable clusters.[/]")
     if found.scores is not None:
         console.print(score_table(found.scores, found.group_scores))
-    console.print(f"\nWritten to [bold]{escape(str(output))}[/]: {ASSIGNMENTS}, {MIXTURE}, {SUMMARY}")
+    console.print(f"\nWritten to [bold]{escape(str(output))}[/]: {files.ASSIGNMENTS}, {files.MIXTURE}, {SUMMARY}")
 
 
 def in_groups(groups: Groups | None) -> str:

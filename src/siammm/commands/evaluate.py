@@ -15,10 +15,11 @@ from siammm.core.errors import InputError
 from siammm.core.folders import check_new_folder, new_folder
 from siammm.evaluate import measure
 from siammm.evaluate.protocols import Protocol
+from siammm.evaluate.subject import TableSubject, open_subject
 from siammm.evaluate.task import Task
 from siammm.runs import evaluation as record
 from siammm.runs.evaluation import Evaluation, Figure, Result
-from siammm.runs.subject import ImageSubject, TableSubject, open_subject
+from siammm.runs.models import Model
 from siammm.settings.commands import EvaluateConfig
 
 RESULT_NAMES = frozenset({record.FILE})
@@ -40,7 +41,7 @@ def evaluate(config: EvaluateConfig) -> None:
             label_column=config.reading.label_key,
             device=context.device,
         )
-        if isinstance(subject, ImageSubject) and subject.warning is not None:
+        if isinstance(subject, Model) and subject.warning is not None:
             console.print(escape(subject.warning), style="yellow")
         with Bar() as bars:
             try:

@@ -13,7 +13,7 @@ from siammm.report.browser import open_page
 from siammm.report.explorer import Explorer
 from siammm.report.gather import GatherSettings, gather
 from siammm.report.serve import Server
-from siammm.runs.opened import open_run
+from siammm.runs.run import Run
 from siammm.settings.commands import ExploreConfig
 
 
@@ -36,14 +36,8 @@ def explore(config: ExploreConfig) -> None:
 
 def _prepared(config: ExploreConfig, device: torch.device) -> Explorer:
     with Bar() as bar:
-        run = open_run(
-            config.run,
-            data=config.data,
-            reading=config.reading,
-            device=device,
-            tell=bar.show,
-            seed=config.random_state,
-        )
+        run = Run.open(config.run, device=device, progress=bar.show)
+        run.find_images(config.data, config.reading)
         settings = GatherSettings(
             audit=config.audit,
             evaluation=config.evaluation,

@@ -22,7 +22,7 @@ from siammm.report import projection
 from siammm.report.browser import open_page
 from siammm.report.gather import Gathered, GatherSettings, gather
 from siammm.report.render import render
-from siammm.runs.opened import open_run
+from siammm.runs.run import Run
 from siammm.settings.commands import ReportConfig
 
 _SHEET = re.compile(r"sheet-\d+\.webp")
@@ -41,14 +41,8 @@ def report(config: ReportConfig) -> None:
     _check_output(output, beside, overwrite=config.overwrite)
     console = Console(highlight=False)
     with one_process("report", config.device) as device, Bar() as bar:
-        run = open_run(
-            config.run,
-            data=config.data,
-            reading=config.reading,
-            device=device,
-            tell=bar.show,
-            seed=config.random_state,
-        )
+        run = Run.open(config.run, device=device, progress=bar.show)
+        run.find_images(config.data, config.reading)
         settings = GatherSettings(
             audit=config.audit,
             evaluation=config.evaluation,

@@ -24,15 +24,15 @@ from siammm.core.processes import Context
 from siammm.core.signals import StopSignals
 from siammm.core.text import shown
 from siammm.data.decode import BadImage
-from siammm.data.sources import Source, open_source
-from siammm.learn import checkpoint
+from siammm.data.sources import Source
 from siammm.learn.loop import Interrupted, Trained, Training
 from siammm.learn.networks import CONV_SMALL
 from siammm.learn.progress import TrainingProgress, metrics_line
 from siammm.metrics.clustering import clustering_scores
-from siammm.runs import folder as run
-from siammm.runs import results
-from siammm.runs.folder import RunFolder
+from siammm.runs import files
+from siammm.runs.images import open_images
+from siammm.runs.run import Run
+from siammm.runs.writer import RunWriter
 from siammm.settings.checks import check_settings
 from siammm.settings.fields import setting_homes, with_settings
 from siammm.settings.training import TrainConfig
@@ -66,32 +66,32 @@ def _start(config: TrainConfig, context: Context, console: Console) -> None:
         config = with_settings(config, probe=_lasting(config.run.probe))
     if config.run.image_cache is not None:
         config = with_settings(config, image_cache=_cache_beside(str(config.data), config.run.image_cache))
-    source = _source(config, str(config.data))
+    source = open_images(str(config.data), config.reading)
     output = config.output or Path(f"{_plain_name(source)}-run")
-    folder = RunFolder.planned(output, config, _facts(config, source)) if context.rank == 0 else None
+    folder = RunWriter.planned(output, config, _facts(config, source)) if context.rank == 0 else None
     _run(config, source, folder, context, console)
 
 
 def _resume(config: TrainConfig, context: Context, console: Console) -> None:
     assert config.resume is not None
-    folder, stored, facts = RunFolder.open(config.resume)
-    where = config.data or str(facts.get("data_path", stored.data))
+    run = Run.unfinished(config.resume)
+    stored, where = run.config, config.data or str(run.data)
     config = _continued(config, stored)
-    source = _source(config, where)
-    if source.fingerprint() != facts.get("fingerprint"):
+    source = open_images(where, config.reading)
+    if source.fingerprint() != run.fingerprint:
         raise InputError(
             f"{where} does not hold the images that {config.resume} was trained on; give the same ones, or start anew."
         )
-    tensors, state, _ = checkpoint.load(folder.checkpoints)
+    resume_from = run.checkpoint()
     config = dataclasses.replace(config, data=stored.data, resume=None)
-    folder.tensorboard = config.run.tensorboard
-    _run(config, source, folder if context.rank == 0 else None, context, console, resume_from=(tensors, state))
+    folder = RunWriter(run.path, tensorboard=config.run.tensorboard) if context.rank == 0 else None
+    _run(config, source, folder, context, console, resume_from=resume_from)
 
 
 def _run(
     config: TrainConfig,
     source: Source,
-    folder: RunFolder | None,
+    folder: RunWriter | None,
     context: Context,
     console: Console,
     *,
@@ -133,7 +133,7 @@ def _run(
                 "streaming."
             ) from error
     if folder is not None:
-        results.leave(folder, trained)
+        folder.write_results(trained)
         show(training, trained, folder.path, console)
 
 
@@ -183,7 +183,7 @@ def show(training: Training, trained: Trained, output: Path, console: Console) -
     """Print what was found."""
     aside = len(training.loader.set_aside)
     if aside:
-        console.print(f"{aside:,} images could not be read: {escape(str(output / run.SET_ASIDE))}", style="yellow")
+        console.print(f"{aside:,} images could not be read: {escape(str(output / files.SET_ASIDE))}", style="yellow")
     console.print(f"Trained in {_duration(training.seconds)}. {metrics_line(trained.metrics[-1])}")
     if trained.mixture is not None and trained.clusters is not None:
         sizes = np.bincount(trained.clusters, minlength=trained.mixture.n_components_)
@@ -201,14 +201,6 @@ def show(training: Training, trained: Trained, output: Path, console: Console) -
             console.print(score_table(clustering_scores(labels, trained.clusters), of_groups))
     seen = "" if trained.mixture is None else f" See it: [bold cyan]siammm report {escape(shlex.quote(str(output)))}[/]"
     console.print(f"Everything is in [bold]{escape(str(output))}[/].{seen}", soft_wrap=True)
-
-
-def _source(config: TrainConfig, data: str) -> Source:
-    reading = config.reading
-    source = open_source(data, image_key=reading.image_key, label_key=reading.label_key, max_pixels=reading.max_pixels)
-    if not len(source):
-        raise InputError(f"{data} holds no images; give a folder or file that does.")
-    return source
 
 
 def _facts(config: TrainConfig, source: Source) -> dict[str, Any]:

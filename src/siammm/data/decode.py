@@ -278,8 +278,6 @@ def fit(image: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
 class SetAside:
     """The images that could not be read, each with the reason; an image counts once however often it is met."""
 
-    FILE_NAME = "set_aside.json"
-
     def __init__(self, total: int) -> None:
         self.total = total
         self.reasons: dict[str, str] = {}
@@ -302,15 +300,13 @@ class SetAside:
             f"{100 * limit:g} %; the first is {first!r}, which {reason}; remove them or raise --max-bad-images."
         )
 
-    def write(self, folder: str | Path) -> Path:
-        """Write ``set_aside.json``, whole or not at all, into an existing folder; the path that was written."""
-        path = Path(folder) / self.FILE_NAME
+    def write(self, path: Path) -> None:
+        """Write them as JSON."""
         rows = [{"image": identifier, "reason": reason} for identifier, reason in self.reasons.items()]
         try:
             write_text(path, json.dumps({"total": self.total, "set_aside": rows}, indent=1) + "\n")
         except OSError as error:
             raise unwritable(path, error, "make room or check the folder") from error
-        return path
 
 
 # ---------------------------------------------------------------------------------------------------------- all images

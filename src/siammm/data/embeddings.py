@@ -283,6 +283,7 @@ _READERS: dict[str, Callable[[Path, str | None, str | None, str | None], Embeddi
     ".pq": _read_parquet,
     ".safetensors": _read_safetensors,
 }
+SUFFIXES = tuple(_READERS)
 
 
 def _choose_arrays(

@@ -20,9 +20,11 @@ from siammm.data.sources import open_source
 from siammm.data.subset import SourceSubset
 from siammm.data.voc import MultiLabelSet, find_voc, open_targets, open_voc
 from siammm.evaluate.split import HELD_OUT, aligned_labels, held_out, n_shared
+from siammm.evaluate.subject import Subject, TableSubject
 from siammm.evaluate.task import LabelledSet, Progress, Task
 from siammm.metrics.labels import below_zero, label_codes
-from siammm.runs.subject import ImageSubject, Subject, TableSubject
+from siammm.runs.models import Model
+from siammm.runs.run import Run
 from siammm.settings.training import DataConfig
 
 # One split for all seeds and all subjects, so that figures are about the same images.
@@ -75,8 +77,10 @@ def open_task(
         why = "A table does not say which images its encoder was trained on."
         seen: dict[str, Any] = {"seen": None, "clustered": None, "in_train": None, "why": why}
     else:
-        reading = _reading(subject, reading)
-        where = data if data is not None else subject.data
+        own = None if subject.run is None else subject.run.data
+        if subject.run is not None:
+            reading = subject.run.reading(reading, needs_labels=True)
+        where = own if data is None else data
         if where is None:
             raise InputError(f"{subject.name} does not bring images with it; give labelled ones with --data.")
         pair, whole = open_pair(where, test, reading)
@@ -201,38 +205,27 @@ def _open_labelled(data: str, reading: DataConfig) -> tuple[Source, np.ndarray]:
     return source, source.labels
 
 
-def _reading(subject: ImageSubject, reading: DataConfig) -> DataConfig:
-    """The names of a run's columns, unless others are given. A run that read no labels is still measured by labels."""
-    own = subject.reading
-    if own is None:
-        return reading
-    return replace(
-        reading,
-        image_key=reading.image_key if reading.image_key is not None else own.image_key,
-        label_key=reading.label_key if reading.label_key is not None else own.label_key or None,
-    )
-
-
-def _seen(subject: ImageSubject, pair: Pair, whole: Source, reading: DataConfig) -> dict[str, Any]:
+def _seen(subject: Model, pair: Pair, whole: Source, reading: DataConfig) -> dict[str, Any]:
     """Whether the subject saw the test images, as far as that can be known."""
     train, test = pair.train.source, pair.test.source
     assert train is not None
     assert test is not None
     seen, why = None, f"Nothing is known of the images that {subject.name} was trained on."
-    if subject.fingerprint is not None:
-        seen, why = _seen_by_run(subject, test, whole, reading)
-    clustered = None if subject.fingerprint is None else seen and subject.mixture is not None
+    clustered, run = None, subject.run
+    if run is not None and run.fingerprint is not None:
+        seen, why = _seen_by_run(run, test, whole, reading)
+        clustered = seen and run.has_clusters
     return {"seen": seen, "clustered": clustered, "in_train": n_shared(train, test), "why": why}
 
 
-def _seen_by_run(subject: ImageSubject, test: Source, whole: Source, reading: DataConfig) -> tuple[bool | None, str]:
-    if subject.fingerprint == test.fingerprint():
+def _seen_by_run(run: Run, test: Source, whole: Source, reading: DataConfig) -> tuple[bool | None, str]:
+    if run.fingerprint == test.fingerprint():
         return True, "The test images are those that the run was trained on."
-    if isinstance(test, SourceSubset) and subject.fingerprint == whole.fingerprint():
+    if isinstance(test, SourceSubset) and run.fingerprint == whole.fingerprint():
         return True, "The test images were held out of those that the run was trained on: it saw them, without labels."
     try:
-        own = open_source(str(subject.data), image_key=reading.image_key, label_key="", max_pixels=reading.max_pixels)
-        shared = n_shared(own, test) if own.fingerprint() == subject.fingerprint else None
+        own = open_source(str(run.data), image_key=reading.image_key, label_key="", max_pixels=reading.max_pixels)
+        shared = n_shared(own, test) if own.fingerprint() == run.fingerprint else None
     except SiamMMError:
         shared = None
     if shared is None:

@@ -15,10 +15,11 @@ from siammm.evaluate.datasets import open_task, open_transfer
 from siammm.evaluate.fine_tuning import labelled_subset, settings_for
 from siammm.evaluate.linear_probe import LINEAR
 from siammm.evaluate.protocols import PROTOCOLS, Outcome, Protocol, changed, listed_images
+from siammm.evaluate.subject import Subject, TableSubject
 from siammm.evaluate.task import Progress, Task
 from siammm.metrics.multilabel import check_classes
 from siammm.runs.evaluation import Evaluation, Figure, Result, environment
-from siammm.runs.subject import ImageSubject, Subject, TableSubject
+from siammm.runs.models import Model
 from siammm.settings.commands import EvaluateConfig
 
 
@@ -94,7 +95,7 @@ def _obstacle(protocol: Protocol, task: Task) -> str | None:
     subject = task.subject
     if protocol.needs != "features" and isinstance(subject, TableSubject):
         return f"The protocol {protocol.name} needs an encoder, but {subject.name} is a table; leave it out."
-    if protocol.needs == "run" and (not isinstance(subject, ImageSubject) or subject.mixture is None):
+    if protocol.needs == "run" and (not isinstance(subject, Model) or subject.mixture is None):
         return f"The protocol {protocol.name} is about a run's own clusters, but {subject.name} has none; leave it out."
     if protocol.needs == "transfer" and task.transfer is None:
         return "The protocol transfer needs another labelled set; give it with --transfer."

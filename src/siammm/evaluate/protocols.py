@@ -27,7 +27,7 @@ from siammm.metrics.kmeans import MOST_STEPS, clusters_of, k_means
 from siammm.metrics.knn import RULES, knn_accuracies
 from siammm.metrics.linear import PENALTIES, ProbeResult, linear_scores
 from siammm.metrics.multilabel import svm_map
-from siammm.runs.subject import ImageSubject
+from siammm.runs.models import Model
 from siammm.settings.commands import EvaluateConfig
 
 # The paper clusters ImageNet into 25,000; k-means does so too by default where clusters then hold ten images or more.
@@ -97,7 +97,7 @@ def _clustering(task: Task, settings: EvaluateConfig, seed: int, first: bool) ->
         numbers = (task.n_classes, *large)
     outcome = Outcome({}, settings={"k_means": list(numbers)})
     subject = task.subject
-    if first and isinstance(subject, ImageSubject) and subject.mixture is not None:
+    if first and isinstance(subject, Model) and subject.mixture is not None:
         assert train.embedding_NE is not None
         assert test.embedding_NE is not None
         clusters = [clusters_of(subject.mixture, rows) for rows in (train.embedding_NE, test.embedding_NE)]
@@ -142,9 +142,10 @@ def _add_scores(
 def _k(task: Task, settings: EvaluateConfig, seed: int, first: bool) -> Outcome:
     subject, n_classes = task.encoder, task.n_classes
     assert subject.mixture is not None
+    assert subject.run is not None
     curve = [
         {key: row[key] for key in ("epoch", "n_clusters", "knn", "linear", "ami", "majority_accuracy") if key in row}
-        for row in subject.history
+        for row in subject.run.metrics
         if "n_clusters" in row
     ]
     counts = [row["n_clusters"] for row in curve]

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from siammm.core.errors import InputError
-from siammm.data.loader import open_loader
 from siammm.data.source import Source
+from siammm.evaluate.subject import Subject, TableSubject
 from siammm.evaluate.training import LabelledSource
 from siammm.metrics.labels import matrix
-from siammm.runs import subject as subjects
-from siammm.runs.subject import ImageSubject, Subject, TableSubject
+from siammm.runs import models
+from siammm.runs.images import image_loader
+from siammm.runs.models import Model
 from siammm.settings.training import DataConfig
 
 Progress = Callable[[str, int, int], None]
@@ -99,9 +100,9 @@ class Task:
         return len(self.class_names)
 
     @property
-    def encoder(self) -> ImageSubject:
+    def encoder(self) -> Model:
         """The subject, for protocols that need an encoder."""
-        assert isinstance(self.subject, ImageSubject), "protocols that need images are refused for tables"
+        assert isinstance(self.subject, Model), "protocols that need images are refused for tables"
         return self.subject
 
     def features(self, part: LabelledSet) -> Features:
@@ -118,23 +119,16 @@ class Task:
     def _encoded(self, part: LabelledSet) -> Features:
         assert part.source is not None
         subject = self.encoder
-        loader = open_loader(
-            part.source,
-            (subject.view, subject.view),
-            self.device,
-            kind=self.reading.loader,
-            seed=0,
-            workers=self.reading.workers,
-            limit=self.reading.max_bad_images,
-            progress=lambda done, total: self.progress(f"reading {part.name} images", done, total),
+        reading = f"reading {part.name} images"
+        loader = image_loader(
+            part.source, subject.view, self.reading, self.device, progress=self.progress, what=reading
         )
         try:
             if len(loader.set_aside):
                 self.set_aside[part.name] = dict(loader.set_aside.reasons)
-            row_ND, embedding_NE = subjects.features(
+            row_ND, embedding_NE = models.features(
                 subject,
                 loader,
-                embeddings=subject.mixture is not None,
                 progress=lambda done, total: self.progress(f"encoding {part.name} images", done, total),
             )
             kept_N = loader.sample_N.numpy()

@@ -12,18 +12,18 @@ from pathlib import PurePath
 
 from siammm import __version__
 from siammm.export.as_timm import TimmModel
-from siammm.runs.encoding import FinishedRun
+from siammm.runs.run import Run
 
 _LONGEST_NAME = 120
 _SEAL = re.compile(r"\n<!-- written by siammm: ([0-9a-f]{64}) -->\n$")
 
 
-def model_card(own: FinishedRun, timm_model: TimmModel | None, choice: str) -> str:
+def model_card(run: Run, timm_model: TimmModel | None, choice: str) -> str:
     """The text of README.md. No name is part of its YAML; in the text they are code."""
-    network, clusters = own.config.network, own.mixture
-    n_clusters = None if clusters is None else int(clusters.n_components_)
-    data = data_name(own.data if own.data is not None else own.config.data)
-    size = "" if own.n_images is None else f"{own.n_images:,} images of "
+    network, n_images = run.config.network, run.facts.get("n_images")
+    n_clusters = run.n_clusters if run.has_clusters else None
+    data = data_name(run.data or run.config.data)
+    size = "" if n_images is None else f"{n_images:,} images of "
     data = "images without a name" if data is None else as_code(data)
     found = "It was trained without clusters." if n_clusters is None else f"It found **{n_clusters:,} clusters**."
     lines = [
@@ -38,21 +38,21 @@ def model_card(own: FinishedRun, timm_model: TimmModel | None, choice: str) -> s
         "",
         "# An image encoder and its clusters, learnt without labels",
         "",
-        f"Trained by siammm {__version__} on {size}{data}, at {own.view.size} x "
-        f"{own.view.size} pixels, for {own.config.optimisation.epochs:,} epochs, without labels. {found} The backbone "
-        f"is {as_code(network.backbone)}, with {own.network.encoder.num_features:,} features; images are clustered in "
+        f"Trained by siammm {__version__} on {size}{data}, at {run.view.size} x "
+        f"{run.view.size} pixels, for {run.config.optimisation.epochs:,} epochs, without labels. {found} The backbone "
+        f"is {as_code(network.backbone)}, with {run.network.encoder.num_features:,} features; images are clustered in "
         f"an embedding of {network.embedding_dim:,} dimensions.",
         "",
         "Fill in: what the images show, where they come from, and under what licence this may be used.",
         "",
-        *_with_timm(own, timm_model, choice),
+        *_with_timm(run, timm_model, choice),
         *_with_siammm(n_clusters),
     ]
     text = "\n".join(lines) + "\n"
     return f"{text}\n<!-- written by siammm: {_digest(text)} -->\n"
 
 
-def _with_timm(own: FinishedRun, timm_model: TimmModel | None, choice: str) -> list[str]:
+def _with_timm(run: Run, timm_model: TimmModel | None, choice: str) -> list[str]:
     if timm_model is None:
         return [
             "timm has no arguments for this backbone at this size of images, so it is loaded with siammm alone.",
@@ -60,7 +60,7 @@ def _with_timm(own: FinishedRun, timm_model: TimmModel | None, choice: str) -> l
         ]
     note = []
     if timm_model.repeat > 1:
-        size, times = own.view.size, timm_model.repeat
+        size, times = run.view.size, timm_model.repeat
         note = [
             f"timm has no such network for images of {size} pixels. This one is equal to it on images of "
             f"{size * times} pixels, each pixel repeated {times} times in both directions: resize images to "
@@ -76,7 +76,7 @@ def _with_timm(own: FinishedRun, timm_model: TimmModel | None, choice: str) -> l
         "import timm, torch",
         "",
         'model = timm.create_model("local-dir:PATH", pretrained=True).eval()  # or "hf-hub:USER/NAME"',
-        f"images = torch.zeros(1, 3, {own.view.size}, {own.view.size})  # 0 to 1, less mean, over deviation",
+        f"images = torch.zeros(1, 3, {run.view.size}, {run.view.size})  # 0 to 1, less mean, over deviation",
         f"features = model(images{repeat})",
         "```",
         "",
@@ -135,7 +135,7 @@ def as_code(name: str) -> str:
     shown = "".join(_visible(letter) for letter in name)
     if len(shown) > _LONGEST_NAME:
         shown = f"{shown[: _LONGEST_NAME - 1]}…"
-    longest = max((len(run) for run in re.findall("`+", shown)), default=0)
+    longest = max((len(ticks) for ticks in re.findall("`+", shown)), default=0)
     fence = "`" * (longest + 1)
     return f"{fence} {shown} {fence}" if longest or shown != shown.strip() or not shown else f"{fence}{shown}{fence}"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from siammm.core.errors import InputError, StoredFileError
 from siammm.core.text import one_line
-from siammm.runs import names
+from siammm.runs import files
 
 
 def check_repository(repo_id: str) -> None:
@@ -32,7 +32,7 @@ def push(folder: Path, repo_id: str) -> str:
         api.upload_folder(
             repo_id=repository,
             folder_path=folder,
-            allow_patterns=list(names.ENCODER_NAMES),
+            allow_patterns=list(files.PRETRAINED_NAMES),
             commit_message="Encoder and clusters by siammm",
         )
     except Exception as error:  # what a network, a proxy and a hub raise is of any type
@@ -43,14 +43,14 @@ def push(folder: Path, repo_id: str) -> str:
     return f"{api.endpoint}/{repository}"
 
 
-def fetched(
+def fetch(
     model: str,
     *,
-    revision: str | None,
-    cache_dir: str | Path | None,
-    force_download: bool,
-    local_files_only: bool,
-    token: str | bool | None,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+    force_download: bool = False,
+    local_files_only: bool = False,
+    token: str | bool | None = None,
 ) -> Path:
     """The folder of a model: itself, or a copy of the hub's."""
     if Path(model).is_dir():
@@ -66,7 +66,7 @@ def fetched(
                 force_download=force_download,
                 local_files_only=local_files_only,
                 token=token,
-                allow_patterns=[names.NETWORKS, names.MIXTURE, names.CONFIG],
+                allow_patterns=[files.NETWORKS, files.MIXTURE, files.CONFIG],
             )
         )
     except Exception as error:  # as above

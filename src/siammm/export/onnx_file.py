@@ -28,10 +28,10 @@ from siammm import __version__
 from siammm.core.errors import InputError
 from siammm.data.augment import clean_side
 from siammm.data.view_settings import ViewSettings
-from siammm.export.scale import OutlierScale
+from siammm.export.outlier_scale import OutlierScale
 from siammm.learn.networks import Encoder
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.runs.encoding import FinishedRun
+from siammm.runs.run import Run
 
 OPSET = 18
 PACKAGES = ("onnx", "onnxscript")
@@ -172,13 +172,15 @@ class _Scale(nn.Module):
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def inference_model(own: FinishedRun, log_density_N: np.ndarray | None) -> InferenceModel:
+def inference_model(run: Run, log_density_N: np.ndarray | None) -> InferenceModel:
     """The model of a run on the CPU; ``log_density_N`` are those of the images that outliers are measured against."""
     scale = None if log_density_N is None else OutlierScale.of(log_density_N)
-    return InferenceModel(deepcopy(own.clustered).cpu().float(), own.view, own.mixture, scale).eval()
+    return InferenceModel(
+        deepcopy(run.clustered).cpu().float(), run.view, run.mixture if run.has_clusters else None, scale
+    ).eval()
 
 
-def write_onnx(path: Path, own: FinishedRun, log_density_N: np.ndarray | None) -> None:
+def write_onnx(path: Path, run: Run, log_density_N: np.ndarray | None) -> None:
     """Write the file, after it was checked, and where ONNX Runtime is installed also compared with the model."""
     missing = missing_packages()
     if missing:
@@ -187,7 +189,7 @@ def write_onnx(path: Path, own: FinishedRun, log_density_N: np.ndarray | None) -
         )
     import onnx
 
-    model = inference_model(own, log_density_N)
+    model = inference_model(run, log_density_N)
     example = torch.zeros(2, model.side, model.side, 3, dtype=torch.uint8)
     with _quiet(), torch.no_grad():
         program: Any = torch.onnx.export(
@@ -202,27 +204,27 @@ def write_onnx(path: Path, own: FinishedRun, log_density_N: np.ndarray | None) -
         )
         proto = program.model_proto
     _strip(proto)
-    onnx.helper.set_model_props(proto, _metadata(own, model, None if log_density_N is None else len(log_density_N)))
+    onnx.helper.set_model_props(proto, _metadata(run, model, None if log_density_N is None else len(log_density_N)))
     onnx.checker.check_model(proto, full_check=True)
     content = proto.SerializeToString()
     _compare(content, model)
     path.write_bytes(content)
 
 
-def _metadata(own: FinishedRun, model: InferenceModel, n_reference: int | None) -> dict[str, str]:
+def _metadata(run: Run, model: InferenceModel, n_reference: int | None) -> dict[str, str]:
     """What the file says about itself; values are JSON where they are no plain text."""
     facts: dict[str, Any] = {
         "siammm_version": __version__,
         "model": "SiamMM",
-        "backbone": own.config.network.backbone,
+        "backbone": run.config.network.backbone,
         "input": f"uint8, N x {model.side} x {model.side} x 3, red, green and blue from 0 to 255",
         "input_side": model.side,
         "image_size": model.size,
-        "mean": list(own.view.mean),
-        "std": list(own.view.std),
-        "embedding_dim": own.network.encoder.embedding_dim,
-        "n_features": own.network.encoder.num_features,
-        "n_clusters": 0 if own.mixture is None else int(own.mixture.n_components_),
+        "mean": list(run.view.mean),
+        "std": list(run.view.std),
+        "embedding_dim": run.network.encoder.embedding_dim,
+        "n_features": run.network.encoder.num_features,
+        "n_clusters": 0 if not run.has_clusters else run.n_clusters,
         "opset": OPSET,
     }
     if n_reference is not None:

@@ -18,17 +18,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from siammm import __version__
+from siammm.core.text import printable
+from siammm.data.folder_source import FolderSource
 from siammm.data.loader import Loader
+from siammm.data.source import Source
+from siammm.export.rows import EncodedImages
 from siammm.metrics.outliers import outlier_score
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.runs.encoding import Encoded, file_paths
 
 _BYTES_OF_A_GROUP = 2**26
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTable:
-    """One row an image."""
+    """One row per image."""
 
     rows: np.ndarray
     """float32, N x D."""
@@ -39,7 +42,7 @@ class ImageTable:
         return len(self.rows)
 
 
-def image_table(loader: Loader, found: Encoded) -> ImageTable:
+def image_table(loader: Loader, found: EncodedImages) -> ImageTable:
     """What is known of the images of a pass.
 
     The outlier score is among these images; for those that a run was trained on, it is that of its assignments.
@@ -57,6 +60,14 @@ def image_table(loader: Loader, found: Encoded) -> ImageTable:
     if labels is not None:
         columns["label"] = pa.array(labels if names is None else [names[code] for code in labels.tolist()])
     return ImageTable(rows=found.row_ND, columns=columns)
+
+
+def file_paths(source: Source, samples: np.ndarray) -> list[str | None] | None:
+    """The file of each image if images are files; None for a name that is no Unicode, which no table can hold."""
+    if not isinstance(source, FolderSource):
+        return None
+    paths = [str(source.path(i)) for i in samples.tolist()]
+    return [path if printable(path) == path else None for path in paths]
 
 
 def write_parquet(path: Path, table: ImageTable, *, name: str = "embedding") -> None:
@@ -97,7 +108,7 @@ def write_npz(path: Path, table: ImageTable, *, name: str = "embeddings") -> Non
 
 
 def clusters_table(mixture: VonMisesFisherMixture, table: ImageTable) -> pa.Table:
-    """One row a cluster: how many of the images it has, its parameters, and what its images are mostly labelled."""
+    """One row per cluster: how many of the images it has, its parameters, and what its images are mostly labelled."""
     k, d = np.asarray(mixture.mean_directions_).shape
     cluster_N = table.columns["cluster"].to_numpy()
     direction_KD = np.ascontiguousarray(mixture.mean_directions_, dtype=np.float32)

@@ -17,7 +17,7 @@ from siammm.report.clusters import Rows
 from siammm.report.json_numbers import number
 from siammm.report.schema import Figure, Suspect
 from siammm.runs import evaluation as record
-from siammm.runs.opened import Assigned
+from siammm.runs.run import Run
 
 MOST_SUSPECTS = 1000
 SUSPECTS, SUMMARY = "suspects.parquet", "summary.json"
@@ -30,26 +30,26 @@ _DEFAULT_THRESHOLD = 0.5
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-def read_figures(found: Assigned, given: Path | None, notes: list[str]) -> list[Figure]:
+def read_figures(run: Run, given: Path | None, notes: list[str]) -> list[Figure]:
     """The figures of an evaluation: of the one that was given, or of that of this run, here, if there is one."""
     where = given
     if where is None:
-        where = record.default_output(str(found.path))
+        where = record.default_output(str(run.path))
         if not (where / record.FILE).is_file():
-            if found.label_names is not None:
-                notes.append(f"The encoder was not evaluated; do so with `siammm evaluate {_command_text(found)}`.")
+            if run.label_names is not None:
+                notes.append(f"The encoder was not evaluated; do so with `siammm evaluate {_command_text(run)}`.")
             return []
     evaluation = record.read_evaluation(where)
     subject = evaluation.subject.get("path")
-    if subject is not None and Path(str(subject)) != found.path.resolve():
+    if subject is not None and Path(str(subject)) != run.path.resolve():
         sentence = f"The evaluation in {shown(printable(where))} is of another run ({printable(subject)})"
         notes.append(f"{sentence}; its figures are {'shown all the same' if given is not None else 'not shown'}.")
         if given is None:
             return []
-    elif given is None and _is_of_earlier_run(evaluation.subject, found):
+    elif given is None and _is_of_earlier_run(evaluation.subject, run):
         notes.append(
             f"The evaluation in {shown(printable(where))} is of an earlier run of this name, so its figures are not "
-            f"shown; make it again with `siammm evaluate {_command_text(found)} --overwrite`."
+            f"shown; make it again with `siammm evaluate {_command_text(run)} --overwrite`."
         )
         return []
     figures = [
@@ -68,13 +68,13 @@ def read_figures(found: Assigned, given: Path | None, notes: list[str]) -> list[
     return figures
 
 
-def _is_of_earlier_run(subject: dict[str, Any], found: Assigned) -> bool:
+def _is_of_earlier_run(subject: dict[str, Any], run: Run) -> bool:
     """Whether the evaluation is of an earlier run in the same folder, one that was trained again since."""
     now = {
-        "n_clusters": found.n_clusters,
-        "epochs": found.config.optimisation.epochs,
-        "random_state": found.config.run.random_state,
-        "trained_on": found.facts.get("fingerprint"),
+        "n_clusters": run.n_clusters,
+        "epochs": run.config.optimisation.epochs,
+        "random_state": run.config.run.random_state,
+        "trained_on": run.facts.get("fingerprint"),
     }
     trained_on = subject.get("trained_on")
     then = subject | {"trained_on": trained_on.get("fingerprint") if isinstance(trained_on, dict) else None}
@@ -102,16 +102,14 @@ class Labels:
         return self._codes[name]
 
 
-def read_suspects(
-    found: Assigned, given: Path | None, labels: Labels, rows: Rows, notes: list[str]
-) -> list[Suspect] | None:
+def read_suspects(run: Run, given: Path | None, labels: Labels, rows: Rows, notes: list[str]) -> list[Suspect] | None:
     """The worst labels of an audit: of the one that was given, or of that of this run, here, if there is one."""
     where = given
     if where is None:
-        where = Path(f"{found.path.resolve().name}-audit")
+        where = Path(f"{run.path.resolve().name}-audit")
         if not (where / SUSPECTS).is_file():
-            if found.label_names is not None:
-                notes.append(f"Labels were not audited; find suspects with `siammm audit {_command_text(found)}`.")
+            if run.label_names is not None:
+                notes.append(f"Labels were not audited; find suspects with `siammm audit {_command_text(run)}`.")
             return None
     where = where.expanduser()
     file = where if where.is_file() else where / SUSPECTS
@@ -123,7 +121,7 @@ def read_suspects(
         table = table.filter(pc.less(table.column("probability"), threshold))  # pyright: ignore[reportAttributeAccessIssue]
         table = table.sort_by("rank")
         listed: list[dict[str, Any]] = table.slice(0, MOST_SUSPECTS).to_pylist()
-        position = {name: at for at, name in enumerate(found.ids)}
+        position = {name: at for at, name in enumerate(run.ids)}
         witnesses = [
             name
             for name in table.column_names
@@ -173,7 +171,7 @@ def _threshold(path: Path) -> float:
         return _DEFAULT_THRESHOLD
 
 
-def _command_text(found: Assigned) -> str:
+def _command_text(run: Run) -> str:
     """The run as it is given to a command."""
-    name = printable(found.path)
+    name = printable(run.path)
     return shlex.quote(name) if name.isprintable() else shown(name)

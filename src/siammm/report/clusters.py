@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from siammm.core.progress import Progress
 from siammm.metrics.kmeans import without_zero_warnings
 from siammm.report import history
 from siammm.report.json_numbers import number
 from siammm.report.schema import Cluster
-from siammm.runs.opened import OpenRun, Tell
+from siammm.runs.run import Run
 
 MOST_ROWS = 20_000
 """Images on a page, at most; a map of more is a blur, and the page would be slow."""
@@ -41,17 +42,16 @@ class Measured:
     count_K: np.ndarray
 
 
-def measure(run: OpenRun, tell: Tell) -> Measured:
+def measure(run: Run, tell: Progress) -> Measured:
     """Measure every image and every cluster."""
-    found = run.found
-    k, n = found.n_clusters, found.n_images
-    mean_KD = found.mean_KD.astype(np.float32)
+    k, n = run.n_clusters, run.n_images
+    mean_KD = run.mean_KD.astype(np.float32)
     cosine_N, gap_N = np.zeros(n, np.float32), np.ones(n, np.float32)
     sum_KD = np.zeros((k, mean_KD.shape[1]))
-    found.mixture.set_params(device=str(run.device))
-    for start, x_BD in chunks(run.embedding_ND):
+    run.mixture.set_params(device=str(run.device))
+    for start, x_BD in chunks(run.embeddings):
         stop = start + len(x_BD)
-        cluster_B = found.cluster_N[start:stop]
+        cluster_B = run.cluster_N[start:stop]
         cosine_N[start:stop] = np.einsum("bd,bd->b", x_BD, mean_KD[cluster_B])
         # Sorted by cluster, the rows of each are one block.
         order = np.argsort(cluster_B, kind="stable")
@@ -59,13 +59,13 @@ def measure(run: OpenRun, tell: Tell) -> Measured:
         sum_KD[present] += np.add.reduceat(x_BD[order].astype(np.float64), first, axis=0)
         if k > 1:
             with without_zero_warnings():
-                share = found.mixture.predict_proba(x_BD)
+                share = run.mixture.predict_proba(x_BD)
             h = int(share.indptr[1])
             if h > 1:
                 share_BH = np.sort(share.data.reshape(-1, h), axis=1)
                 gap_N[start:stop] = share_BH[:, -1] - share_BH[:, -2]
         tell("looking at the clusters", stop, n)
-    return Measured(cosine_N=cosine_N, gap_N=gap_N, sum_KD=sum_KD, count_K=np.bincount(found.cluster_N, minlength=k))
+    return Measured(cosine_N=cosine_N, gap_N=gap_N, sum_KD=sum_KD, count_K=np.bincount(run.cluster_N, minlength=k))
 
 
 def chunks(embedding_ND: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -131,26 +131,25 @@ def n_examples(n_clusters: int) -> dict[str, int]:
     }
 
 
-def build_clusters(run: OpenRun, measured: Measured, rows: Rows, *, seed: int) -> list[Cluster]:
+def build_clusters(run: Run, measured: Measured, rows: Rows, *, seed: int) -> list[Cluster]:
     """All clusters with their images, which get rows."""
-    found = run.found
-    most = n_examples(found.n_clusters)
+    most = n_examples(run.n_clusters)
     random = np.random.default_rng(seed)
-    merged = history.merges_of_clusters(found)
-    nearest = _nearest_clusters(found.mean_KD)
-    sum_K = np.bincount(found.cluster_N, weights=measured.cosine_N, minlength=found.n_clusters)
+    merged = history.merges_of_clusters(run)
+    nearest = _nearest_clusters(run.mean_KD)
+    sum_K = np.bincount(run.cluster_N, weights=measured.cosine_N, minlength=run.n_clusters)
     cohesion_K = np.clip(sum_K / np.maximum(measured.count_K, 1), -1.0, 1.0)
-    concentration_K, weight_K = found.concentration_K, found.weight_K
-    inside_K = members(found.cluster_N, found.n_clusters)
+    concentration_K, weight_K = run.concentration_K, run.weight_K
+    inside_K = members(run.cluster_N, run.n_clusters)
     ordered_K = [inside[np.argsort(-measured.cosine_N[inside], kind="stable")] for inside in inside_K]
     # The central images of all clusters come first: the page holds their thumbnails itself before any others.
     central = [rows.of(inside[: most["central"]].tolist()) for inside in ordered_K]
     clusters: list[Cluster] = []
     for k, inside in enumerate(inside_K):
-        gap, outlier = measured.gap_N[inside], found.outlier_N[inside]
+        gap, outlier = measured.gap_N[inside], run.outlier_N[inside]
         n_boundary = min(most["boundary"], int((gap < _LARGEST_GAP).sum()))
         n_outliers = min(most["outliers"], int((outlier >= _LEAST_OUTLIER).sum()))
-        labels, times = np.unique(found.label_N[inside], return_counts=True)
+        labels, times = np.unique(run.label_N[inside], return_counts=True)
         order = np.argsort(-times, kind="stable")
         label_counts = [(int(labels[i]), int(times[i])) for i in order if labels[i] >= 0]
         n_labelled = sum(count for _, count in label_counts)
@@ -169,7 +168,7 @@ def build_clusters(run: OpenRun, measured: Measured, rows: Rows, *, seed: int) -
                 sample=rows.of(random.permutation(inside)[: most["sample"]].tolist()),
                 by_label=[
                     (label, rows.of(images))
-                    for label, images in _by_label(ordered_K[k], found.label_N, label_counts, most["by_label"])
+                    for label, images in _by_label(ordered_K[k], run.label_N, label_counts, most["by_label"])
                 ],
                 nearest=nearest[k],
                 n_merged=merged[k][0],

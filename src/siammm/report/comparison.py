@@ -11,31 +11,31 @@ from siammm.metrics.clustering import clustering_scores
 from siammm.report import assessments, history
 from siammm.report.json_numbers import number
 from siammm.report.schema import Comparison, Matching
-from siammm.runs.opened import Assigned, image_size_of, read_assigned
+from siammm.runs.run import Run
 
 _MATCHES = 6
 
 
-def compare(found: Assigned, path: Path, notes: list[str]) -> Comparison:
+def compare(run: Run, path: Path, notes: list[str]) -> Comparison:
     """Compare a run with another one; images are the same where they have the same names."""
-    other = read_assigned(path)
-    at_N = _match_images(found, other)
+    other = Run.open(path)
+    at_N = _match_images(run, other)
     shared = np.flatnonzero(at_N >= 0)
     scores: list[tuple[str, float]] = []
     clusters: list[Matching] = []
     if len(shared):
-        mine, theirs = found.cluster_N[shared], other.cluster_N[at_N[shared]]
+        mine, theirs = run.cluster_N[shared], other.cluster_N[at_N[shared]]
         agreement = clustering_scores(theirs, mine)
         scores = [(name.upper(), number(getattr(agreement, name))) for name in ("ami", "nmi", "ari")]
-        clusters = _matchings(mine, theirs, found.n_clusters, other.n_clusters)
+        clusters = _matchings(mine, theirs, run.n_clusters, other.n_clusters)
     else:
         notes.append(f"The run {shown(other.name)} is of other images, so clusters cannot be matched.")
     return Comparison(
         name=other.name,
         other=history.run_summary(
             other,
-            data=printable(other.facts.get("data_path", other.config.data)),
-            image_size=image_size_of(other),
+            data=printable(other.data),
+            image_size=other.image_size,
         ),
         curves=history.curves_of(other),
         n_shared=len(shared),
@@ -46,13 +46,13 @@ def compare(found: Assigned, path: Path, notes: list[str]) -> Comparison:
     )
 
 
-def _match_images(found: Assigned, other: Assigned) -> np.ndarray:
+def _match_images(run: Run, other: Run) -> np.ndarray:
     """The position of each image in the other run, -1 where it is not there."""
     position = {name: at for at, name in enumerate(other.ids)}
-    at_N = np.array([position.get(name, -1) for name in found.ids], dtype=np.int64)
-    same = found.facts.get("fingerprint") == other.facts.get("fingerprint")
+    at_N = np.array([position.get(name, -1) for name in run.ids], dtype=np.int64)
+    same = run.facts.get("fingerprint") == other.facts.get("fingerprint")
     # Rows of arrays are named by their number, so the names are the same in every data set.
-    if not same and all(name.isdecimal() for name in found.ids):
+    if not same and all(name.isdecimal() for name in run.ids):
         at_N[:] = -1
     return at_N
 

@@ -26,7 +26,7 @@ from siammm.report.clusters import chunks
 from siammm.report.gather import Gathered
 from siammm.report.json_numbers import number
 from siammm.report.schema import ImagePage, Neighbour, Search
-from siammm.runs.opened import OpenRun, load_encoder
+from siammm.runs.run import Run
 
 Order = Literal["central", "outlying"]
 
@@ -50,32 +50,31 @@ class Missing(InputError):  # noqa: N818 - an answer, not a fault
 class Explorer:
     """All questions that the served page asks. Threads may ask at the same time."""
 
-    def __init__(self, run: OpenRun, gathered: Gathered) -> None:
+    def __init__(self, run: Run, gathered: Gathered) -> None:
         self.run, self.gathered = run, gathered
-        found, cosine_N = run.found, gathered.measured.cosine_N
+        cosine_N = gathered.measured.cosine_N
         self._start_K = np.concatenate([[0], np.cumsum(gathered.measured.count_K)])
         self._order: dict[Order, np.ndarray] = {
-            "central": np.lexsort((-cosine_N, found.cluster_N)),
-            "outlying": np.lexsort((cosine_N, -found.outlier_N, found.cluster_N)),
+            "central": np.lexsort((-cosine_N, run.cluster_N)),
+            "outlying": np.lexsort((cosine_N, -run.outlier_N, run.cluster_N)),
         }
-        self._folded = [name.casefold() for name in found.ids]
-        self._network, _, self._view = load_encoder(found.path, run.device)
+        self._folded = [name.casefold() for name in run.ids]
         self._computing = threading.Lock()  # networks and mixtures are not made for several threads
-        self._embedding_ND = _kept(run.embedding_ND, run.device)
+        self._embedding_ND = _kept(run.embeddings, run.device)
         self._density_S = self._densities()
-        there = np.flatnonzero(run.position_N[gathered.image_M] >= 0)
-        self._pictured = run.position_N[gathered.image_M[there]]
+        there = np.flatnonzero(run.images.position_N[gathered.image_M] >= 0)
+        self._pictured = run.images.position_N[gathered.image_M[there]]
         self._sheets: dict[int, bytes] = {}
         self._sheet_locks = [threading.Lock() for _ in gathered.contents["thumbnails"]["sheets"]]
-        self._layout = thumbnails.layout(run.source, 1, None)
+        self._layout = thumbnails.layout(run.images.source, 1, None)
         self._thumbnail = functools.lru_cache(_THUMBNAILS_KEPT)(self._made_thumbnail)
 
     # -- images of clusters, and by name ------------------------------------------------------------------------------
 
     def cluster(self, index: int, offset: int = 0, limit: int = 60, order: Order = "central") -> ImagePage:
         """Some of a cluster's images."""
-        if not 0 <= index < self.run.found.n_clusters:
-            raise Missing(f"There is no cluster {index}; they are 0 to {self.run.found.n_clusters - 1}.")
+        if not 0 <= index < self.run.n_clusters:
+            raise Missing(f"There is no cluster {index}; they are 0 to {self.run.n_clusters - 1}.")
         start, stop = int(self._start_K[index]), int(self._start_K[index + 1])
         images = self._order[order][start:stop][offset : offset + limit]
         cosine_N = self.gathered.measured.cosine_N
@@ -89,12 +88,12 @@ class Explorer:
         return ImagePage(total=len(images), images=[self._neighbour(i, cosine_N[i]) for i in images[:limit]])
 
     def _neighbour(self, image: int, similarity: float | np.ndarray) -> Neighbour:
-        found = self.run.found
+        run = self.run
         return Neighbour(
             position=int(image),
-            id=found.ids[image],
-            cluster=int(found.cluster_N[image]),
-            label=int(found.label_N[image]),
+            id=run.ids[image],
+            cluster=int(run.cluster_N[image]),
+            label=int(run.label_N[image]),
             similarity=number(np.clip(similarity, -1.0, 1.0), 4),
         )
 
@@ -102,24 +101,24 @@ class Explorer:
 
     def thumbnail(self, image: int) -> bytes:
         """One image, small, as WebP."""
-        if not 0 <= image < self.run.found.n_images:
-            raise Missing(f"There is no image {image}; they are 0 to {self.run.found.n_images - 1}.")
+        if not 0 <= image < self.run.n_images:
+            raise Missing(f"There is no image {image}; they are 0 to {self.run.n_images - 1}.")
         data = self._thumbnail(image)
         if data is None:
             raise Missing(f"Image {image} is not there any more, or cannot be read.")
         return data
 
     def _made_thumbnail(self, image: int) -> bytes | None:
-        if self.run.source is None:
+        if self.run.images.source is None:
             return None
-        cell = thumbnails.read_thumbnail(self.run.source, int(self.run.position_N[image]), self._layout)
+        cell = thumbnails.read_thumbnail(self.run.images.source, int(self.run.images.position_N[image]), self._layout)
         return None if cell is None else thumbnails.encoded(cell, self._layout)
 
     def sheet(self, index: int) -> bytes:
         """A sheet of thumbnails, made when it is first asked for."""
-        if not 0 <= index < len(self._sheet_locks) or self.run.source is None:
+        if not 0 <= index < len(self._sheet_locks) or self.run.images.source is None:
             raise Missing(f"There is no sheet {index}; there are {len(self._sheet_locks)}.")
-        source, layout = self.run.source, self.gathered.layout
+        source, layout = self.run.images.source, self.gathered.layout
         with self._sheet_locks[index]:
             if index not in self._sheets:
                 part = self._pictured[index * layout.per_sheet : (index + 1) * layout.per_sheet].tolist()
@@ -138,7 +137,7 @@ class Explorer:
             raise InputError(f"The picture {error.reason}; give another.") from error
         with self._computing:
             embedding_1D = self._embedded(pixels)
-            mixture = self.run.found.mixture
+            mixture = self.run.mixture
             with without_zero_warnings():
                 share = mixture.predict_proba(embedding_1D.cpu().numpy())
                 density = float(np.asarray(mixture.score_samples(embedding_1D.cpu().numpy()))[0])
@@ -154,31 +153,31 @@ class Explorer:
     def _embedded(self, pixels: np.ndarray) -> Tensor:
         """A picture as the run's own images were shown to its encoder."""
         loader = open_loader(
-            open_source(pixels[None]), (self._view, self._view), self.run.device, seed=0, workers=0, limit=0.0
+            open_source(pixels[None]), (self.run.view, self.run.view), self.run.device, seed=0, workers=0, limit=0.0
         )
         try:
-            return encode(self._network, loader, "embeddings")
+            return encode(self.run.network, loader, "embeddings")
         finally:
             loader.close()
 
     @torch.no_grad()
     def _most_similar(self, embedding_D: Tensor) -> tuple[list[int], list[float]]:
         """The images whose embeddings are nearest, and their cosines, nearest first."""
-        count = min(_NEIGHBOURS, self.run.found.n_images)
+        count = min(_NEIGHBOURS, self.run.n_images)
         if self._embedding_ND is not None:
             cosine_N = self._embedding_ND @ embedding_D.to(self._embedding_ND.dtype)
         else:
             query_D = embedding_D.float().cpu().numpy()
-            cosine_N = torch.from_numpy(np.concatenate([x @ query_D for _, x in chunks(self.run.embedding_ND)]))
+            cosine_N = torch.from_numpy(np.concatenate([x @ query_D for _, x in chunks(self.run.embeddings)]))
         top = torch.topk(cosine_N.float(), count)
         return top.indices.tolist(), top.values.tolist()
 
     def _densities(self) -> np.ndarray:
         """Log densities of images spread over the run, ascending."""
-        n = self.run.found.n_images
+        n = self.run.n_images
         spread = np.unique(np.linspace(0, n - 1, min(n, _DENSITIES)).astype(np.int64))
         with without_zero_warnings():
-            density_S = self.run.found.mixture.score_samples(np.asarray(self.run.embedding_ND[spread], np.float32))
+            density_S = self.run.mixture.score_samples(np.asarray(self.run.embeddings[spread], np.float32))
         return np.sort(np.asarray(density_S))
 
 

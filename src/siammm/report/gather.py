@@ -1,6 +1,6 @@
 """Everything on the page, gathered from a run folder.
 
-    run = open_run(Path("my-run"), data=None, reading=DataConfig(), device=torch.device("cpu"), tell=quiet)
+    run = Run.open("my-run")
     gathered = gather(run, GatherSettings())
     render(gathered.contents, gathered.sheets)
 
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import siammm
+from siammm.core.progress import Progress, silent
 from siammm.core.text import counted
 from siammm.report import assessments, clusters, comparison, history, projection, thumbnails, tree
 from siammm.report.clusters import Measured, Rows
@@ -23,16 +24,12 @@ from siammm.report.json_numbers import number, numbers
 from siammm.report.projection import MapMethod
 from siammm.report.schema import FORMAT, Contents, Images, Thumbnails
 from siammm.report.thumbnails import Layout
-from siammm.runs.opened import Assigned, OpenRun, Tell, n_set_aside
+from siammm.runs.run import Run
 
 # Thumbnails of a sheet that is made while the user waits for it.
 _THUMBNAILS_ASKED = 128
 # Clusters mean little where the probability of images is less than this many times chance.
 _DOUBTFUL = 1.5
-
-
-def quiet(what: str, done: int, total: int) -> None:
-    """Tells nobody."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,55 +80,53 @@ class Gathered:
         return {Path(sheet["url"]).name: data for sheet, data in listed if sheet["url"] is not None}
 
 
-def gather(run: OpenRun, settings: GatherSettings, tell: Tell = quiet) -> Gathered:
+def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathered:
     """Gather all that the page shows."""
     projection.check_map(settings.map)
-    found, notes = run.found, list(run.notes)
+    notes = list(run.images.notes)
     seed = settings.random_state
-    labels = assessments.Labels(found.label_names)
-    rows = Rows(found.n_images)
+    labels = assessments.Labels(run.label_names)
+    rows = Rows(run.n_images)
     measured = clusters.measure(run, tell)
-    _note_doubt(found, notes)
+    _note_doubt(run, notes)
     found_clusters = clusters.build_clusters(run, measured, rows, seed=seed)
-    suspects = assessments.read_suspects(found, settings.audit, labels, rows, notes)
-    figures = assessments.read_figures(found, settings.evaluation, notes)
-    beside = None if settings.compare is None else comparison.compare(found, settings.compare, notes)
+    suspects = assessments.read_suspects(run, settings.audit, labels, rows, notes)
+    figures = assessments.read_figures(run, settings.evaluation, notes)
+    beside = None if settings.compare is None else comparison.compare(run, settings.compare, notes)
     joined = tree.build_tree(run, measured, rows, seed=seed, tell=tell)
     if joined is None:
-        notes.append(
-            f"{found.n_clusters:,} clusters are too many for a tree, which has at most {tree.MOST_CLUSTERS:,}."
-        )
+        notes.append(f"{run.n_clusters:,} clusters are too many for a tree, which has at most {tree.MOST_CLUSTERS:,}.")
     rows.fill(clusters.MOST_ROWS, seed=seed)
     image_M = rows.image_M
-    if len(image_M) < found.n_images:
+    if len(image_M) < run.n_images:
         notes.append(
-            f"This page has {len(image_M):,} of {found.n_images:,} images: examples of each cluster, and a random "
+            f"This page has {len(image_M):,} of {run.n_images:,} images: examples of each cluster, and a random "
             + ("sample." if settings.live else "sample; `siammm explore` shows all of them.")
         )
     tell("drawing the map", 0, 0)
-    place_M2, share, method = projection.project(run.embedding_ND, image_M, settings.map, seed=seed)
+    place_M2, share, method = projection.project(run.embeddings, image_M, settings.map, seed=seed)
     layout, sheets, number_M, entry = _make_thumbnails(run, image_M, settings, notes, tell)
-    n_aside = n_set_aside(found)
+    n_aside = run.n_set_aside
     if n_aside:
         notes.append(f"{n_aside:,} images could not be read when the run was trained, and are not in it.")
     contents = Contents(
         format=FORMAT,
-        title=f"{found.name}: {counted(found.n_clusters, 'cluster')} of {counted(found.n_images, 'image')}",
+        title=f"{run.name}: {counted(run.n_clusters, 'cluster')} of {counted(run.n_images, 'image')}",
         made=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
         version=siammm.__version__,
-        run=history.run_summary(found, data=run.data, image_size=run.image_size),
+        run=history.run_summary(run, data=run.images.data, image_size=run.image_size),
         label_names=labels.names,
-        curves=history.curves_of(found),
-        merge_rounds=history.merge_rounds(found),
+        curves=history.curves_of(run),
+        merge_rounds=history.merge_rounds(run),
         map_method=method,
         map_share=None if share is None else number(share, 4),
         clusters=found_clusters,
         images=Images(
-            id=[found.ids[i] for i in image_M.tolist()],
-            cluster=found.cluster_N[image_M].tolist(),
-            probability=numbers(np.clip(found.probability_N[image_M], 0.0, 1.0)),
-            outlier_score=numbers(np.clip(found.outlier_N[image_M], 0.0, 1.0)),
-            label=found.label_N[image_M].tolist(),
+            id=[run.ids[i] for i in image_M.tolist()],
+            cluster=run.cluster_N[image_M].tolist(),
+            probability=numbers(np.clip(run.probability_N[image_M], 0.0, 1.0)),
+            outlier_score=numbers(np.clip(run.outlier_N[image_M], 0.0, 1.0)),
+            label=run.label_N[image_M].tolist(),
             x=numbers(place_M2[:, 0]),
             y=numbers(place_M2[:, 1]),
             thumbnail=number_M,
@@ -147,10 +142,10 @@ def gather(run: OpenRun, settings: GatherSettings, tell: Tell = quiet) -> Gather
     return Gathered(contents=contents, sheets=sheets, image_M=image_M, layout=layout, measured=measured)
 
 
-def _note_doubt(found: Assigned, notes: list[str]) -> None:
+def _note_doubt(run: Run, notes: list[str]) -> None:
     """Add a note where images belong to their own cluster hardly more than to others."""
-    most = min(int(found.mixture.n_neighbours), found.n_clusters)
-    middle = float(np.median(found.probability_N))
+    most = min(int(run.mixture.n_neighbours), run.n_clusters)
+    middle = float(np.median(run.probability_N))
     if most > 1 and middle < _DOUBTFUL / most:
         notes.append(
             f"The clusters hardly differ from each other: half of the images belong to theirs with a probability of at "
@@ -159,21 +154,21 @@ def _note_doubt(found: Assigned, notes: list[str]) -> None:
 
 
 def _make_thumbnails(
-    run: OpenRun, image_M: np.ndarray, settings: GatherSettings, notes: list[str], tell: Tell
+    run: Run, image_M: np.ndarray, settings: GatherSettings, notes: list[str], tell: Progress
 ) -> tuple[Layout, list[bytes], list[int], Thumbnails]:
     """The layout of the thumbnails, the sheets, the number of each row's thumbnail, and what the page says of them."""
-    position_M = run.position_N[image_M]
+    position_M = run.images.position_N[image_M]
     there_M = position_M >= 0
-    layout = thumbnails.layout(run.source, int(there_M.sum()), settings.thumbnail_size)
+    layout = thumbnails.layout(run.images.source, int(there_M.sum()), settings.thumbnail_size)
     number_M, sheets, urls = [-1] * len(image_M), list[bytes](), list[str | None]()
     if settings.live:
         layout = replace(layout, most=_THUMBNAILS_ASKED)
-    if settings.live and run.source is not None:
+    if settings.live and run.images.source is not None:
         number_M = np.where(there_M, np.cumsum(there_M) - 1, -1).tolist()
         urls += [f"{settings.sheets_beside}/{i}" for i in range(-(-int(there_M.sum()) // layout.per_sheet))]
-    elif run.source is not None:
+    elif run.images.source is not None:
         sheets, number_M = thumbnails.make_sheets(
-            run.source, position_M.tolist(), layout, lambda done, total: tell("making thumbnails", done, total)
+            run.images.source, position_M.tolist(), layout, lambda done, total: tell("making thumbnails", done, total)
         )
         n_bad = number_M.count(-1)
         if n_bad:

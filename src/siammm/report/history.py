@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from siammm.core.text import printable
+from siammm.report import schema
 from siammm.report.json_numbers import is_number, number
-from siammm.report.schema import Run
-from siammm.runs.opened import Assigned
+from siammm.runs.run import Run
 from siammm.settings.stored import as_plain
 
 Curves = dict[str, list[tuple[float, float]]]
@@ -19,15 +19,15 @@ _TIMINGS = frozenset({"epoch", "seconds", "images_per_second", "probe_seconds"})
 _POINTS = 2000
 
 
-def run_summary(found: Assigned, *, data: str, image_size: int) -> Run:
+def run_summary(run: Run, *, data: str, image_size: int) -> schema.Run:
     """What was trained, and on what."""
-    config = found.config
-    seconds = [row["seconds"] for row in found.metrics if is_number(row.get("seconds"))]
-    return Run(
-        name=found.name,
+    config = run.config
+    seconds = [row["seconds"] for row in run.metrics if is_number(row.get("seconds"))]
+    return schema.Run(
+        name=run.name,
         data=data,
-        n_images=found.n_images,
-        n_clusters=found.n_clusters,
+        n_images=run.n_images,
+        n_clusters=run.n_clusters,
         image_size=image_size,
         backbone=printable(config.network.backbone),
         method=printable(config.method),
@@ -69,12 +69,12 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> Curves:
     return {name: _thinned(points) for name, points in found.items()}
 
 
-def curves_of(found: Assigned) -> Curves:
+def curves_of(run: Run) -> Curves:
     """The curves of a run. Clusters may merge after the last epoch: the last number is that of the finished run."""
-    measured = curves(found.metrics)
+    measured = curves(run.metrics)
     points = measured.get("n_clusters")
-    if points and points[-1][1] != found.n_clusters:
-        points.append((number(found.config.optimisation.epochs), float(found.n_clusters)))
+    if points and points[-1][1] != run.n_clusters:
+        points.append((number(run.config.optimisation.epochs), float(run.n_clusters)))
     return measured
 
 
@@ -84,39 +84,39 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return thin if thin[-1] == points[-1] else [*thin, points[-1]]
 
 
-def merge_rounds(found: Assigned) -> list[tuple[float, int, int]]:
+def merge_rounds(run: Run) -> list[tuple[float, int, int]]:
     """Epoch, clusters before and after of each round that merged some, with the one after the last epoch."""
-    n_before = starting_clusters(found)
+    n_before = starting_clusters(run)
     rounds: list[tuple[float, int, int]] = []
-    for epoch, after in [*_by_epoch(found), (float(found.config.optimisation.epochs), found.n_clusters)]:
+    for epoch, after in [*_by_epoch(run), (float(run.config.optimisation.epochs), run.n_clusters)]:
         if after < n_before:
             rounds.append((epoch, n_before, after))
         n_before = after
     return rounds
 
 
-def _by_epoch(found: Assigned) -> list[tuple[float, int]]:
+def _by_epoch(run: Run) -> list[tuple[float, int]]:
     try:
-        return [(float(epoch), int(k)) for epoch, k in found.merges.get("n_clusters_by_epoch", [])]
+        return [(float(epoch), int(k)) for epoch, k in run.merges.get("n_clusters_by_epoch", [])]
     except (TypeError, ValueError):
         return []
 
 
-def starting_clusters(found: Assigned) -> int:
+def starting_clusters(run: Run) -> int:
     """Components at the start of training."""
-    return max(found.n_clusters, *map(int, found.merges.get("n_components") or [0]))
+    return max(run.n_clusters, *map(int, run.merges.get("n_components") or [0]))
 
 
-def merges_of_clusters(found: Assigned) -> list[tuple[int, list[tuple[int, int, int]]]]:
+def merges_of_clusters(run: Run) -> list[tuple[int, list[tuple[int, int, int]]]]:
     """For each cluster the starting components in it, and its merges: epoch and the components on either side.
 
     The merges form one tree per cluster. Runs of earlier versions did not store which tree is whose: there, clusters
     are in the order of the first component in each.
     """
-    k = found.n_clusters
+    k = run.n_clusters
     try:
-        n_made = int(found.merges["n_merges"])
-        rows = [(int(a), int(b)) for a, b, *_ in found.merges["linkage"][:n_made]]
+        n_made = int(run.merges["n_merges"])
+        rows = [(int(a), int(b)) for a, b, *_ in run.merges["linkage"][:n_made]]
         n_start = n_made + k
         first, inside = list(range(n_start)), [1] * n_start
         for a, b in rows:
@@ -124,13 +124,13 @@ def merges_of_clusters(found: Assigned) -> list[tuple[int, list[tuple[int, int, 
             inside.append(inside[a] + inside[b])
         joined = {child for row in rows for child in row}
         roots = [node for node in range(n_start + n_made) if node not in joined]
-        nodes = found.merges.get("nodes")
+        nodes = run.merges.get("nodes")
         order = sorted(roots, key=lambda node: first[node]) if nodes is None else [int(node) for node in nodes]
         if len(order) != k or set(order) != set(roots):
             raise ValueError
     except (KeyError, IndexError, TypeError, ValueError):  # no tree, or one that is not of these clusters
         return [(1, []) for _ in range(k)]
-    epochs = _epochs_of_rows(found, n_start, n_made)
+    epochs = _epochs_of_rows(run, n_start, n_made)
     return [(inside[root], _below(root, rows, n_start, inside, epochs)) for root in order]
 
 
@@ -147,9 +147,9 @@ def _below(
     return [(epochs[row], inside[rows[row][0]], inside[rows[row][1]]) for row in sorted(below, reverse=True)]
 
 
-def _epochs_of_rows(found: Assigned, n_start: int, n_made: int) -> list[int]:
+def _epochs_of_rows(run: Run, n_start: int, n_made: int) -> list[int]:
     """The epoch of each merge: the first after which no more clusters were left than after this merge."""
-    by_epoch, last = _by_epoch(found), found.config.optimisation.epochs
+    by_epoch, last = _by_epoch(run), run.config.optimisation.epochs
     epochs, at = [], 0
     for row in range(n_made):
         while at < len(by_epoch) and by_epoch[at][1] > n_start - row - 1:

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from siammm.core.progress import Progress
 from siammm.report.clusters import Measured, Rows, members
 from siammm.report.history import starting_clusters
 from siammm.report.json_numbers import number
 from siammm.report.schema import Tree
 from siammm.report.ward import groups_within, ward
-from siammm.runs.opened import OpenRun, Tell
+from siammm.runs.run import Run
 
 MOST_CLUSTERS = 4096
 """Beyond so many clusters there is no tree: nobody could read it."""
@@ -38,14 +39,13 @@ class _Leaf:
     examples: list[int]
 
 
-def build_tree(run: OpenRun, measured: Measured, rows: Rows, *, seed: int, tell: Tell) -> Tree | None:
+def build_tree(run: Run, measured: Measured, rows: Rows, *, seed: int, tell: Progress) -> Tree | None:
     """The tree, or None for too many clusters; its examples get rows."""
-    found = run.found
-    k = found.n_clusters
+    k = run.n_clusters
     if k > MOST_CLUSTERS:
         return None
-    leaves = _leaves(run, measured, n_leaves(starting_clusters(found), found.n_images, k), seed, tell)
-    left, right, height = _joins(leaves, found.mean_KD, k)
+    leaves = _leaves(run, measured, n_leaves(starting_clusters(run), run.n_images, k), seed, tell)
+    left, right, height = _joins(leaves, run.mean_KD, k)
     return _tree(leaves, left, right, height, k, run, rows)
 
 
@@ -54,21 +54,20 @@ def n_leaves(n_start: int, n_images: int, n_clusters: int) -> int:
     return max(n_clusters, min(n_start, _MOST_LEAVES, n_images // _IMAGES_A_LEAF))
 
 
-def _leaves(run: OpenRun, measured: Measured, most: int, seed: int, tell: Tell) -> list[_Leaf]:
-    found = run.found
+def _leaves(run: Run, measured: Measured, most: int, seed: int, tell: Progress) -> list[_Leaf]:
     random = np.random.default_rng(seed)
     examples = max(1, min(_MOST_EXAMPLES, _EXAMPLES // most))
     leaves: list[_Leaf] = []
-    rows_of = members(found.cluster_N, found.n_clusters)
+    rows_of = members(run.cluster_N, run.n_clusters)
     for cluster, (rows, n_groups) in enumerate(zip(rows_of, _allotted(measured, most), strict=True)):
-        x_ND = np.asarray(run.embedding_ND[rows], dtype=np.float32)
+        x_ND = np.asarray(run.embeddings[rows], dtype=np.float32)
         group_N = groups_within(x_ND, int(n_groups), random)
         for group in range(int(group_N.max()) + 1 if len(rows) else 1):
             inside = np.flatnonzero(group_N == group)
             x_GD = x_ND[inside]
             sum_D = x_GD.sum(axis=0, dtype=np.float64)
             central = np.argsort(-(x_GD @ sum_D.astype(np.float32)), kind="stable")[:examples]
-            labels = found.label_N[rows[inside]]
+            labels = run.label_N[rows[inside]]
             leaves.append(
                 _Leaf(
                     cluster=cluster,
@@ -134,7 +133,7 @@ def _statistics(leaves: list[_Leaf]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _tree(
-    leaves: list[_Leaf], left: list[int], right: list[int], height: list[float], k: int, run: OpenRun, rows: Rows
+    leaves: list[_Leaf], left: list[int], right: list[int], height: list[float], k: int, run: Run, rows: Rows
 ) -> Tree:
     """What the page shows of each node."""
     size = [leaf.count for leaf in leaves]
@@ -143,7 +142,7 @@ def _tree(
     sums = [leaf.sum_D for leaf in leaves]
     examples = [leaf.examples for leaf in leaves]
     most = max((len(own) for own in examples), default=1)
-    embedding = {image: np.asarray(run.embedding_ND[image], dtype=np.float64) for own in examples for image in own}
+    embedding = {image: np.asarray(run.embeddings[image], dtype=np.float64) for own in examples for image in own}
     for a, b in zip(left, right, strict=True):
         size.append(size[a] + size[b])
         cluster.append(cluster[a] if cluster[a] == cluster[b] else -1)

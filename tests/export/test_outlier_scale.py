@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from siammm.export.onnx_file import _Scale
-from siammm.export.scale import OutlierScale
+from siammm.export.outlier_scale import OutlierScale
 from siammm.metrics.outliers import outlier_score
 
 

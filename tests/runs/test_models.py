@@ -15,12 +15,13 @@ from torch import nn
 from siammm.core.errors import InputError, StoredFileError
 from siammm.data.loader import open_loader
 from siammm.data.sources import open_source
+from siammm.evaluate.subject import TableSubject, open_subject
 from siammm.learn.encode import encode
 from siammm.learn.networks import build_backbone
-from siammm.runs.folder import RunFolder
-from siammm.runs.results import leave, load_network
-from siammm.runs.subject import ImageSubject, TableSubject, features, open_subject
+from siammm.runs.models import Model, features, open_model
+from siammm.runs.run import Run
 from siammm.runs.weights import load_matching, read_tensors
+from siammm.runs.writer import RunWriter
 from tests.learn.small_runs import prepared, small_config, small_images
 
 
@@ -28,8 +29,8 @@ from tests.learn.small_runs import prepared, small_config, small_images
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "run"
     training = prepared(small_config(epochs=1), folder=folder)
-    assert isinstance(training.recorder, RunFolder)
-    leave(training.recorder, training.run())
+    assert isinstance(training.recorder, RunWriter)
+    training.recorder.write_results(training.run())
     return folder
 
 
@@ -152,7 +153,7 @@ def test_timm_and_torchvision_agree(resnet: dict[str, torch.Tensor], tmp_path: P
     found: list[torch.Tensor] = []
     for kind in ("timm", "torchvision"):
         subject = open_subject(f"{kind}:resnet18:{tmp_path / 'w.pth'}", image_size=64)
-        assert isinstance(subject, ImageSubject)
+        assert isinstance(subject, Model)
         assert (subject.num_features, subject.view.size, subject.warning) == (512, 64, None)
         assert subject.record["tensors_unused"] == (
             ["state_dict.module.encoder_q.fc.weight", "state_dict.module.encoder_q.fc.bias"]
@@ -166,7 +167,7 @@ def test_the_stem_for_small_images_is_seen_in_the_weights(tmp_path: Path) -> Non
     small = build_backbone("resnet18", image_size=32)
     torch.save(small.state_dict(), tmp_path / "w.pth")
     subject = open_subject(f"timm:resnet18:{tmp_path / 'w.pth'}", image_size=32)
-    assert isinstance(subject, ImageSubject)
+    assert isinstance(subject, Model)
     x = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(subject.backbone(x), small.eval()(x))
@@ -190,22 +191,21 @@ def test_unknown_subjects(given: str, message: str) -> None:
 
 
 def test_a_run_is_opened_as_it_was_left(run: Path) -> None:
-    network, _, view = load_network(run / "encoder.safetensors")
+    opened = Run.open(run)
+    network, view = opened.network, opened.view
     loader = open_loader(open_source(small_images()), (view, view), torch.device("cpu"), seed=0)
     assert network.momentum_encoder is not None
     for choice, name in (("online", "features"), ("momentum", "momentum features")):
-        subject = open_subject(str(run), encoder=choice)  # pyright: ignore[reportArgumentType]
-        assert isinstance(subject, ImageSubject)
-        row_ND, embedding_NE = features(subject, loader, embeddings=True)
+        subject = open_model(str(run), encoder=choice)  # pyright: ignore[reportArgumentType]
+        row_ND, embedding_NE = features(subject, loader)
         expected = encode(network, loader, name)  # pyright: ignore[reportArgumentType]
         torch.testing.assert_close(nn.functional.normalize(row_ND, dim=1), expected)
         assert embedding_NE is not None
         # The mixture is always of the momentum encoder's embeddings.
-        unit = nn.functional.normalize(embedding_NE, dim=1)
-        torch.testing.assert_close(unit, encode(network, loader, "embeddings"))
+        torch.testing.assert_close(embedding_NE, encode(network, loader, "embeddings"))
     assert subject.record["encoder"] == "momentum"
-    assert subject.fingerprint == open_source(small_images()).fingerprint()
-    assert [row["epoch"] for row in subject.history] == [1]
+    assert opened.fingerprint == open_source(small_images()).fingerprint()
+    assert [row["epoch"] for row in opened.metrics] == [1]
 
 
 def test_runs_that_cannot_be_measured(run: Path, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_runs_that_cannot_be_measured(run: Path, tmp_path: Path) -> None:
         open_subject(str(run), image_size=64)
     with pytest.raises(InputError, match="is a folder, but no run"):
         open_subject(str(tmp_path))
-    RunFolder.create(tmp_path / "begun", small_config(), {})
+    RunWriter.create(tmp_path / "begun", small_config(), {})
     with pytest.raises(InputError, match="has not finished; go on with: siammm train --resume"):
         open_subject(str(tmp_path / "begun"))
 
@@ -233,7 +233,7 @@ def test_a_model_that_takes_one_size_alone(tmp_path: Path) -> None:
     given = f"torchvision:swin_t:{tmp_path / 'w.pth'}"
     with pytest.raises(InputError, match=r"cannot be shown images of 1 x 1 pixels \(.+\); give another --image-size"):
         open_subject(given, image_size=1)
-    assert isinstance(open_subject(given, image_size=64), ImageSubject)
+    assert isinstance(open_subject(given, image_size=64), Model)
 
 
 def test_a_table(tmp_path: Path) -> None:

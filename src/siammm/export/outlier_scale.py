@@ -1,6 +1,6 @@
 """The outlier score of an image that was not among those that the scale is of.
 
-``evaluate.outliers`` ranks a set of images among themselves. A model that sees one image at a time needs the same scale
+``metrics.outliers`` ranks a set of images among themselves. A model that sees one image at a time needs the same scale
 as a function of the log density alone: it goes through the score of every reference image, and straight between two.
 A straight line, and not the step of a rank, so that the last bits of a density do not decide a whole place.
 

@@ -1,0 +1,42 @@
+"""The names of all files that a run and an export consist of. They stand here and nowhere else.
+
+A run, as ``siammm train`` leaves it:
+
+config.json           the settings, the fingerprint of the data, versions
+metrics.jsonl         one line per epoch
+tensorboard/          the same, if tensorboard is installed
+checkpoints/          what a stopped run is resumed from
+set_aside.json        images that could not be read, with reasons
+mixture.safetensors   the clusters
+encoder.safetensors   the networks
+assignments.parquet   the cluster of every image
+embeddings.npy        what was clustered: float16, of unit length, one row for each row of assignments.parquet
+merges.json           the tree of merges, the node of each cluster in it, and the number of clusters after each epoch
+
+An export, as ``siammm export`` and ``SiamMM.save_pretrained`` leave it (timm looks for the first two by name):
+
+model.safetensors, config.json          the backbone as timm reads it
+siammm.safetensors                      all networks, with the settings that build them
+mixture.safetensors                     the clusters
+README.md                               the model card
+siammm.onnx                             the whole model for ONNX Runtime
+embeddings.parquet, clusters.parquet    tables of the images and of the clusters
+"""
+
+from __future__ import annotations
+
+CONFIG, METRICS, CHECKPOINTS, SET_ASIDE = "config.json", "metrics.jsonl", "checkpoints", "set_aside.json"
+MIXTURE, ENCODER, MERGES = "mixture.safetensors", "encoder.safetensors", "merges.json"
+ASSIGNMENTS, EMBEDDINGS = "assignments.parquet", "embeddings.npy"
+RUN_NAMES = frozenset(
+    {CONFIG, METRICS, CHECKPOINTS, SET_ASIDE, MIXTURE, ENCODER, MERGES, ASSIGNMENTS, EMBEDDINGS, "tensorboard"}
+    | {"losses.svg", "clusters.svg"}  # of earlier versions
+)
+"""What a run consists of; a folder that holds anything else is not replaced."""
+
+TIMM_WEIGHTS, NETWORKS, CARD, ONNX = "model.safetensors", "siammm.safetensors", "README.md", "siammm.onnx"
+IMAGES_TABLE, CLUSTERS_TABLE = "embeddings.parquet", "clusters.parquet"
+PRETRAINED_NAMES = (TIMM_WEIGHTS, CONFIG, NETWORKS, MIXTURE, CARD)
+"""What ``save_pretrained`` writes and the hub is given."""
+EXPORT_NAMES = frozenset({*PRETRAINED_NAMES, ONNX, IMAGES_TABLE, CLUSTERS_TABLE})
+"""What an export consists of; a folder that holds anything else is not replaced."""

@@ -1,0 +1,161 @@
+"""Writes the folder of a run: its settings, then metrics and checkpoints as it trains, then what it found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors import SafetensorError
+from torch import Tensor
+
+from siammm.core.files import unwritable, write_text, written_whole
+from siammm.core.folders import check_new_folder
+from siammm.data.decode import SetAside
+from siammm.learn import checkpoint
+from siammm.learn.loop import Trained
+from siammm.runs import files
+from siammm.runs.network_file import save_network
+from siammm.runs.run import read_metrics
+from siammm.settings.stored import as_plain
+from siammm.settings.training import TrainConfig
+
+
+class RunWriter:
+    """The ``Recorder`` of a training that is kept on disk; only one process has it."""
+
+    def __init__(self, path: Path, *, tensorboard: bool = True) -> None:
+        self.path, self.tensorboard = path, tensorboard
+        self._board: Any = None
+        self._new: tuple[TrainConfig, dict[str, Any]] | None = None
+
+    @classmethod
+    def planned(cls, path: Path, config: TrainConfig, facts: dict[str, Any]) -> RunWriter:
+        """A new run, whose folder is made when training begins: a wrong setting must not cost an earlier run."""
+        check_new_folder(path, overwrite=config.overwrite, ours=files.RUN_NAMES)
+        writer = cls(path, tensorboard=config.run.tensorboard)
+        writer._new = (config, facts)
+        return writer
+
+    @classmethod
+    def create(cls, path: Path, config: TrainConfig, facts: dict[str, Any]) -> RunWriter:
+        """A new run, with its settings on disk. An earlier run is replaced only if the settings say so."""
+        writer = cls.planned(path, config, facts)
+        writer._make()
+        return writer
+
+    def begin(self, set_aside: SetAside) -> None:
+        """Make the folder of a new run, and list the images that could not be read."""
+        self._make()
+        if len(set_aside):
+            set_aside.write(self.path / files.SET_ASIDE)
+
+    def _make(self) -> None:
+        if self._new is None:
+            return
+        (config, facts), self._new = self._new, None
+        with self._writing():
+            # The folder itself stays: it may be a link, or a volume that cannot be removed.
+            for name in files.RUN_NAMES if self.path.exists() else ():
+                earlier = self.path / name
+                if earlier.is_dir() and not earlier.is_symlink():
+                    shutil.rmtree(earlier)
+                else:
+                    earlier.unlink(missing_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_text(self.path / files.CONFIG, json.dumps({"settings": as_plain(config), **facts}, indent=2) + "\n")
+
+    def add_metrics(self, row: dict[str, Any]) -> None:
+        """Add the metrics of an epoch."""
+        with self._writing(), (self.path / files.METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        board = self._tensorboard(row["epoch"]) if self.tensorboard else None
+        if board is not None:
+            for name, value in row.items():
+                if name != "epoch" and isinstance(value, (int, float)):
+                    board.add_scalar(name, value, row["epoch"])
+            board.flush()
+
+    def truncate_metrics(self, epochs: int) -> list[dict[str, Any]]:
+        """Forget the metrics after so many epochs, where the run continues; the rows that are left."""
+        rows = [row for row in read_metrics(self.path) if row["epoch"] <= epochs]
+        with self._writing():
+            write_text(self.path / files.METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+        return rows
+
+    def save_checkpoint(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Keep what the run can be resumed from."""
+        checkpoint.save(self.path / files.CHECKPOINTS, tensors, facts)
+
+    def write_results(self, trained: Trained) -> None:
+        """Write what training found; the metrics and checkpoints are there already."""
+        with self._writing():
+            save_network(self.path / files.ENCODER, trained.network, trained.config, trained.clean_view)
+            if trained.mixture is not None:
+                trained.mixture.save(self.path / files.MIXTURE)
+                with written_whole(self.path / files.EMBEDDINGS) as scratch, scratch.open("wb") as file:
+                    np.save(file, trained.embeddings.astype(np.float16))
+                with written_whole(self.path / files.ASSIGNMENTS) as scratch:
+                    pq.write_table(assignments(trained), scratch)
+                write_text(self.path / files.MERGES, json.dumps(_merges(trained)) + "\n")
+
+    def close(self) -> None:
+        """Let open files go."""
+        if self._board:
+            self._board.close()
+        self._board = None
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            raise unwritable(f"The run folder {self.path}", error, "make room, or choose another --output") from error
+
+    def _tensorboard(self, epoch: int) -> Any:
+        if self._board is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
+            except ImportError:
+                self._board = False  # not installed, and not tried again
+            else:
+                self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=epoch)
+        return self._board or None
+
+
+def assignments(trained: Trained) -> pa.Table:
+    """One row per image: its name, cluster, group, probability, outlier score and label."""
+    assert trained.groups is not None, "a mixture has groups, if only of one cluster each"
+    columns: dict[str, Any] = {
+        "id": pa.array(trained.ids),
+        "cluster": pa.array(trained.clusters, type=pa.int32()),
+        "group": pa.array(trained.groups.label_K[trained.clusters], type=pa.int32()),
+        "probability": pa.array(trained.probability),
+        "outlier_score": pa.array(trained.outlier_score),
+    }
+    if trained.label_values is not None:
+        columns["label"] = pa.array(trained.label_values)
+    return pa.table(columns)
+
+
+def _merges(trained: Trained) -> dict[str, Any]:
+    assert trained.mixture is not None
+    merges = trained.mixture.merges_
+    assert merges is not None, "training keeps the history of its merges, even if there were none"
+    return {
+        "linkage": merges.linkage.tolist(),
+        "n_merges": merges.n_merges,
+        "n_components": merges.n_components,
+        "groups": trained.groups.label_K.tolist() if trained.groups is not None else None,
+        "nodes": trained.merge_nodes,
+        "n_clusters_by_epoch": [[row["epoch"], row["n_clusters"]] for row in trained.metrics if "n_clusters" in row],
+    }
