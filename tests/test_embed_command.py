@@ -112,7 +112,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     [
         (["--output", "x.csv"], "ends in '.csv', but a table is written as .parquet, .npz, .npy"),
         (["--output", "."], "ends in ''"),
-        (["--image-size", "9"], "is a run, which sees its own size of images"),
+        (["--image-size", "9"], "is a run, which sees images at its own size"),
         (["--data", "nowhere"], "nowhere does not exist"),
     ],
 )
