@@ -119,7 +119,7 @@ def test_the_curve_of_clusters_ends_at_what_was_found(found: Run) -> None:
 
 
 def test_what_a_run_is(tmp_path: Path) -> None:
-    run = history.described(Run.open(made_run(tmp_path, n=20, k=2)), data="here", image_size=8)
+    run = history.run_summary(Run.open(made_run(tmp_path, n=20, k=2)), data="here", image_size=8)
     assert (run["name"], run["n_images"], run["n_clusters"], run["seconds"]) == ("made", 20, 2, 3.0)
     groups = [group for group, _, _ in run["settings"]]
     assert {"", "optimisation", "network", "clustering"} <= set(groups)
