@@ -105,7 +105,7 @@ def test_a_size_for_thumbnails(run: Path, here: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere does not exist, but a run folder that siammm train wrote is needed; check the path."),
+        (["nowhere"], "nowhere does not exist, but a run is a folder; give one that siammm train wrote."),
         (["clustered"], "clustered was written by siammm cluster, which has no encoder and no images"),
         (["empty"], "empty is a folder, but no run: it has no encoder.safetensors"),
         (["unfinished"], "The run unfinished has not finished; go on with: siammm train --resume unfinished."),
