@@ -12,13 +12,11 @@ Every case is a process of its own with a time limit.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -37,7 +35,7 @@ from siammm.mixture import em, merge
 from siammm.mixture.components import VonMisesFisherComponents
 from siammm.settings.fields import with_settings
 from siammm.settings.presets import PRESETS
-from sweep import Sweep, fresh_question, tell
+from sweep import arguments, fresh_question, swept
 
 # What is timed by itself; within one of these no other is counted.
 PARTS: list[tuple[Any, str, str]] = [
@@ -197,8 +195,7 @@ def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=record.RESULTS)
+    parser = arguments(__doc__, limit=180.0)
     parser.add_argument("--small-n", type=int, default=50_000)
     parser.add_argument("--small-k", type=int, default=4000)
     parser.add_argument("--batch", type=int, default=256)
@@ -214,16 +211,7 @@ def main() -> None:
     parser.add_argument(
         "--images-per-second", type=float, nargs="*", default=[2000.0, 3000.0], help="of ResNet-50 at 224, measured"
     )
-    parser.add_argument("--limit", type=float, default=180.0)
-    parser.add_argument("--in-all", type=float, default=570.0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.one is not None:
-        tell(one(args.one))
-        return
-    sweep = Sweep("clustering_cost_gpu.py", args.output, limit=args.limit, in_all=args.in_all)
-    results = sweep.run(cases(args))
+    args, results = swept("clustering_cost_gpu.py", parser, cases, one)
     path = record.write(
         fresh_question(f"clustering-cost-{'gpu' if args.device.startswith('cuda') else 'cpu'}", args.output),
         "What clustering costs an epoch of training",

@@ -42,14 +42,8 @@ HEADER = ["what", "median", "worst", "answer"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=100_000)
-    parser.add_argument("--clusters", type=int, default=300)
-    parser.add_argument("--dimensions", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=40)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--output", type=Path)
-    args = parser.parse_args()
+    numbers = {"images": 100_000, "clusters": 300, "dimensions": 256, "repeats": 40, "threads": 2}
+    args = record.arguments(__doc__, **numbers).parse_args()
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as scratch:
         asked, prepared = explored(Path(scratch), args)

@@ -16,7 +16,6 @@ each synchronised BatchNorm and direction, none of it overlapped; the flags hold
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -38,7 +37,7 @@ from siammm.learn.optim import build_optimiser
 from siammm.settings.fields import with_settings
 from siammm.settings.presets import PRESETS
 from siammm.settings.training import TrainConfig
-from sweep import Sweep, fresh_question, tell
+from sweep import arguments, fresh_question, swept
 
 N_IMAGES, EPOCHS = 1_281_167, 200
 
@@ -173,8 +172,7 @@ def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=record.RESULTS)
+    parser = arguments(__doc__, limit=180.0)
     parser.add_argument("--batches", type=int, nargs="*", default=[256, 512])
     parser.add_argument("--variants", nargs="*", default=[], help="of our step, at the first batch")
     parser.add_argument("--tuned-plain", action=argparse.BooleanOptionalAction, default=True, help="cudnn.benchmark")
@@ -189,18 +187,7 @@ def main() -> None:
         "--bandwidth", type=float, default=360.0, help="GB/s of an all-reduce's ring over 8 GPUs, assumed"
     )
     parser.add_argument("--latency", type=float, default=30.0, help="microseconds of a small all-reduce, assumed")
-    parser.add_argument("--limit", type=float, default=180.0)
-    parser.add_argument("--in-all", type=float, default=570.0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.one is not None:
-        tell(one(args.one))
-        return
-    wrong = {name for case in cases(args) for name in case["variants"]} - step_variants.VARIANTS.keys()
-    if wrong:
-        parser.error(f"no such variant: {', '.join(sorted(wrong))}; there are {', '.join(step_variants.VARIANTS)}")
-    results = Sweep("large_images_gpu.py", args.output, limit=args.limit, in_all=args.in_all).run(cases(args))
+    args, results = swept("large_images_gpu.py", parser, cases, one, step_variants.VARIANTS)
     device = torch.device(args.device)
     peak = clock.peak_flops(device, network_precision(device)) / 1e12
     path = record.write(

@@ -169,11 +169,14 @@ def uniform(rng: Generator, n: int, d: int) -> Labelled:
 
 Family = Callable[[Generator], Labelled]
 
+
+def _vmf(k: int, d: int, gap: float, n: int, kind: str, low: float, high: float) -> Family:
+    return lambda r: von_mises_fisher(r, spread(r, k, d, gap), sizes(r, n, k, kind), low, high)
+
+
 DEVELOP: dict[str, Family] = {
-    "vMF, d 16, K 10": lambda r: von_mises_fisher(r, spread(r, 10, 16, 0.5), sizes(r, 5000, 10, "even"), 20, 80),
-    "vMF, d 64, K 40, uneven": lambda r: von_mises_fisher(
-        r, spread(r, 40, 64, 0.35), sizes(r, 12000, 40, "geom:8"), 100, 500
-    ),
+    "vMF, d 16, K 10": _vmf(10, 16, 0.5, 5000, "even", 20, 80),
+    "vMF, d 64, K 40, uneven": _vmf(40, 64, 0.35, 12000, "geom:8", 100, 500),
     "hierarchy 8 x 6, d 32": lambda r: von_mises_fisher(
         r, two_level(r, 8, 6, 32, 0.3, 0.6, 0.2), sizes(r, 10000, 48, "dir:3"), 90, 250
     ),
@@ -186,12 +189,8 @@ DEVELOP: dict[str, Family] = {
     "5-d subspaces, d 256, K 30": lambda r: subspaces(
         r, spread(r, 30, 256, 0.3), sizes(r, 8000, 30, "geom:4"), 5, 0.2, 0.02
     ),
-    "noisy vMF, d 512, K 15": lambda r: von_mises_fisher(
-        r, spread(r, 15, 512, 0.3), sizes(r, 4500, 15, "even"), 90, 180
-    ),
-    "overlapping vMF, d 16, K 20": lambda r: von_mises_fisher(
-        r, spread(r, 20, 16, 0.5), sizes(r, 6000, 20, "dir:3"), 14, 60
-    ),
+    "noisy vMF, d 512, K 15": _vmf(15, 512, 0.3, 4500, "even", 90, 180),
+    "overlapping vMF, d 16, K 20": _vmf(20, 16, 0.5, 6000, "dir:3", 14, 60),
     "close hierarchy 5 x 8, d 24": lambda r: von_mises_fisher(
         r, two_level(r, 5, 8, 24, 0.3, 0.55, 0.2), sizes(r, 8000, 40, "geom:4"), 60, 200
     ),
@@ -201,9 +200,7 @@ DEVELOP: dict[str, Family] = {
     "small vMF, d 64, K 60, n 60 each": lambda r: von_mises_fisher(
         r, spread(r, 60, 64, 0.3), sizes(r, 3600, 60, "even", 40), 50, 200
     ),
-    "20-fold concentrations, d 32, K 15": lambda r: von_mises_fisher(
-        r, spread(r, 15, 32, 0.5), sizes(r, 5000, 15, "geom:10"), 30, 600
-    ),
+    "20-fold concentrations, d 32, K 15": _vmf(15, 32, 0.5, 5000, "geom:10", 30, 600),
     "one vMF, d 8": lambda r: von_mises_fisher(r, spread(r, 1, 8, 0), np.array([2000]), 20, 20.1),
     "one vMF, d 128": lambda r: von_mises_fisher(r, spread(r, 1, 128, 0), np.array([2000]), 200, 200.1),
     "uniform, d 16": lambda r: uniform(r, 3000, 16),
@@ -211,10 +208,8 @@ DEVELOP: dict[str, Family] = {
 }
 # Written before any rule was run on any of them.
 JUDGE: dict[str, Family] = {
-    "vMF, d 8, K 8, uneven": lambda r: von_mises_fisher(r, spread(r, 8, 8, 0.45), sizes(r, 4000, 8, "geom:5"), 16, 70),
-    "vMF, d 128, K 100, Dirichlet": lambda r: von_mises_fisher(
-        r, spread(r, 100, 128, 0.3), sizes(r, 16000, 100, "dir:2"), 90, 500
-    ),
+    "vMF, d 8, K 8, uneven": _vmf(8, 8, 0.45, 4000, "geom:5", 16, 70),
+    "vMF, d 128, K 100, Dirichlet": _vmf(100, 128, 0.3, 16000, "dir:2", 90, 500),
     "hierarchy 20 x 5, d 48": lambda r: von_mises_fisher(
         r, two_level(r, 20, 5, 48, 0.35, 0.5, 0.2), sizes(r, 16000, 100, "geom:6"), 130, 500
     ),
@@ -232,9 +227,7 @@ JUDGE: dict[str, Family] = {
     "vMF, d 512, K 20, 2 % outliers": lambda r: with_outliers(
         r, von_mises_fisher(r, spread(r, 20, 512, 0.2), sizes(r, 6000, 20, "geom:4"), 100, 300), 0.02
     ),
-    "vMF, d 256, K 200": lambda r: von_mises_fisher(
-        r, spread(r, 200, 256, 0.25), sizes(r, 20000, 200, "even"), 110, 330
-    ),
+    "vMF, d 256, K 200": _vmf(200, 256, 0.25, 20000, "even", 110, 330),
     "hierarchy of Gaussians 6 x 4, d 96": lambda r: stretched_gaussian(
         r, two_level(r, 6, 4, 96, 0.3, 0.7, 0.2), sizes(r, 7000, 24, "dir:3"), 0.06, 0.11, 4
     ),

@@ -14,14 +14,12 @@ compares all as on a CPU that has AVX2 but neither AVX-512 nor units for bytes: 
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -128,16 +126,9 @@ def runners(x: Array, start: Array, threads: int, cpu: str) -> dict[str, Callabl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n", type=int, default=100_000)
-    parser.add_argument("--d", type=int, default=256)
-    parser.add_argument("--k", type=int, default=1_000)
-    parser.add_argument("--iterations", type=int, default=11)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
+    parser = record.arguments(__doc__, n=100_000, d=256, k=1_000, iterations=11, repeats=3, threads=2)
     parser.add_argument("--cpu", choices=["this", "avx2"], default="this", help="compare as on a CPU of this kind")
     parser.add_argument("--name", help="of the result's file (default: mixture-cpu, and the kind of CPU)")
-    parser.add_argument("--output", type=Path, help="folder for the result (default: benchmarks/results)")
     args = parser.parse_args()
     if args.cpu == "avx2" and any(os.environ.get(name) != value for name, value in AVX2.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **AVX2})

@@ -9,7 +9,6 @@ Each figure is the median of ``--repeats`` runs after one that is not counted, b
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -152,13 +151,7 @@ def equal_rows(x: Tensor, w: Tensor, index: Tensor, n: int = 100_000) -> tuple[f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n", type=int, default=1_281_167)
-    parser.add_argument("--d", type=int, default=256)
-    parser.add_argument("--k", type=int, default=100_000)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--output", type=Path, help="folder for the result (default: benchmarks/results)")
-    args = parser.parse_args()
+    args = record.arguments(__doc__, n=1_281_167, d=256, k=100_000, repeats=5).parse_args()
     n, d, k = args.n, args.d, args.k
     torch.cuda.reset_peak_memory_stats()
     x, w = embeddings(n, d, k, seed=0)

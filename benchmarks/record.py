@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import platform
@@ -13,6 +14,15 @@ from pathlib import Path
 import torch
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def arguments(description: str | None, **numbers: int) -> argparse.ArgumentParser:
+    """A parser with a flag for each of these whole numbers, at this default, and with ``--output``."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--output", type=Path, help="folder for the result (default: benchmarks/results)")
+    return parser
 
 
 def commit() -> str:

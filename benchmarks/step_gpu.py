@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +34,7 @@ from siammm.core.device import network_precision
 from siammm.learn.networks import build_backbone
 from siammm.settings.fields import with_settings
 from siammm.settings.presets import PRESETS
-from sweep import Sweep, fresh_question, tell
+from sweep import arguments, fresh_question, swept
 
 N_COMPONENTS = 4000
 
@@ -206,8 +204,7 @@ def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=record.RESULTS)
+    parser = arguments(__doc__, limit=150.0)
     parser.add_argument("--batches", type=int, nargs="*", default=[256, 512, 1024])
     parser.add_argument("--widths", type=int, nargs="*", default=[4096, 2048], help="of the heads' hidden layers")
     parser.add_argument("--variants", nargs="*", default=[], help="names from step_variants.py, joined by commas")
@@ -220,19 +217,8 @@ def main() -> None:
     parser.add_argument("--backbone", default="resnet18")
     parser.add_argument("--n-images", type=int, default=50_000)
     parser.add_argument("--seconds", type=float, default=6.0, help="of the three windows of a case together")
-    parser.add_argument("--limit", type=float, default=150.0, help="seconds that a case may take with compiling")
-    parser.add_argument("--in-all", type=float, default=570.0, help="seconds that all cases may take")
     parser.add_argument("--compile", choices=["auto", "yes", "no"], default="auto")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.one is not None:
-        tell(one(args.one))
-        return
-    wrong = {name for case in cases(args) for name in case["variants"]} - step_variants.VARIANTS.keys()
-    if wrong:
-        parser.error(f"no such variant: {', '.join(sorted(wrong))}; there are {', '.join(step_variants.VARIANTS)}")
-    results = Sweep("step_gpu.py", args.output, limit=args.limit, in_all=args.in_all).run(cases(args))
+    args, results = swept("step_gpu.py", parser, cases, one, step_variants.VARIANTS)
     device = torch.device(args.device)
     peak = clock.peak_flops(device, network_precision(device)) / 1e12
     path = record.write(

@@ -29,17 +29,10 @@ import record
 
 HERE = Path(__file__).parent
 COLUMNS = {
-    "kNN, k = 200": "knn_online",
-    "kNN, k = 20": "knn20_online",
-    "linear": "linear_online",
-    "effective rank": "effective_rank",
-    "K": "n_clusters",
-    "groups": "n_groups",
-    "AMI of clusters": "ami",
-    "AMI of groups": "groups_ami",
-    "Hungarian, groups": "groups_hungarian_accuracy",
-    "seconds": "seconds",
-}
+    "kNN, k = 200": "knn_online", "kNN, k = 20": "knn20_online", "linear": "linear_online",
+    "effective rank": "effective_rank", "K": "n_clusters", "groups": "n_groups", "AMI of clusters": "ami",
+    "AMI of groups": "groups_ami", "Hungarian, groups": "groups_hungarian_accuracy", "seconds": "seconds",
+}  # fmt: skip
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ What comes back is appended to a file of JSON lines at once, so that a machine t
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -15,9 +16,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
+
+import record
 
 MARK = "RESULT "
 
@@ -63,6 +68,39 @@ class Sweep:
         if child.returncode or not found:
             return {**case, "failed": f"exit code {child.returncode}", "said": said[-3000:]}
         return {**case, **json.loads(found[-1][len(MARK) :])}
+
+
+def arguments(description: str | None, *, limit: float) -> argparse.ArgumentParser:
+    """The arguments that all sweeps share; ``limit`` is the default for the seconds of one case."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=record.RESULTS)
+    parser.add_argument("--limit", type=float, default=limit, help="seconds that a case may take with compiling")
+    parser.add_argument("--in-all", type=float, default=570.0, help="seconds that all cases may take")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
+    return parser
+
+
+def swept(
+    script: str,
+    parser: argparse.ArgumentParser,
+    cases: Callable[[argparse.Namespace], list[dict[str, Any]]],
+    one: Callable[[dict[str, Any]], dict[str, Any]],
+    variants: Collection[str] | None = None,
+) -> tuple[argparse.Namespace, list[dict[str, Any]]]:
+    """The arguments, and the result of every case; in a process for one case, its result, which ends the process.
+
+    With ``variants``, cases that name others are refused before the first is run.
+    """
+    args = parser.parse_args()
+    if args.one is not None:
+        tell(one(args.one))
+        raise SystemExit
+    found = cases(args)
+    wrong = set() if variants is None else {name for case in found for name in case["variants"]} - set(variants)
+    if wrong:
+        parser.error(f"no such variant: {', '.join(sorted(wrong))}; there are {', '.join(variants or ())}")
+    return args, Sweep(script, args.output, limit=args.limit, in_all=args.in_all).run(found)
 
 
 def tell(result: dict[str, Any]) -> None:

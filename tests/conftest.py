@@ -59,13 +59,16 @@ def small() -> Known:
     return known_mixture(k=6, d=16, n=900, low=60, high=200, seed=3)
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
     """Tiny networks: a second thread would only wait for the first, and sums come in one order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+one_thread = pytest.fixture(_one_thread, name="one_thread")
+one_thread_per_module = pytest.fixture(_one_thread, name="one_thread_per_module", scope="module")
 
 
 @pytest.fixture

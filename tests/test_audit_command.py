@@ -15,6 +15,7 @@ import pytest
 
 from siammm.cli import main, parse
 from siammm.settings.commands import AuditConfig
+from tests.commands import refused
 from tests.data.image_sets import example_images, write_folder
 
 N, K, D = 120, 4, 8
@@ -226,71 +227,60 @@ def test_a_run_on_other_images(trained: Path, tmp_path: Path) -> None:
 # -- refusals
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    assert main(["audit", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert re.fullmatch(r"siammm: [^\n]+\n", printed.err), printed.err
-    return printed.err
-
-
 def test_tables_that_are_refused(blobs: Any, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     X, y = blobs
-    assert "missing.npz does not exist" in refused(capsys, "missing.npz")
+    assert "missing.npz does not exist" in refused(["audit", "missing.npz"], capsys)
     np.savez("bare.npz", embeddings=X)
-    assert "has no labels" in refused(capsys, "bare.npz")
+    assert "has no labels" in refused(["audit", "bare.npz"], capsys)
     np.save("bare.npy", X)
-    assert "has no labels" in refused(capsys, "bare.npy")
+    assert "has no labels" in refused(["audit", "bare.npy"], capsys)
     np.savez("one.npz", embeddings=X, labels=np.full(N, "cat"))
-    assert "All 120 labels are 'cat'" in refused(capsys, "one.npz")
+    assert "All 120 labels are 'cat'" in refused(["audit", "one.npz"], capsys)
     np.savez("many.npz", embeddings=X, labels=np.arange(N))
-    assert "120 labelled images of 120 classes" in refused(capsys, "many.npz")
+    assert "120 labelled images of 120 classes" in refused(["audit", "many.npz"], capsys)
     zero = X.copy()
     zero[3] = 0
     np.savez("zero.npz", embeddings=zero, labels=y)
-    assert "GaussianMixture" not in refused(capsys, "zero.npz")
-    assert "leave --data out" in refused(capsys, str(table), "--data", "photos")
+    assert "GaussianMixture" not in refused(["audit", "zero.npz"], capsys)
+    assert "leave --data out" in refused(["audit", str(table), "--data", "photos"], capsys)
     assert not [path.name for path in Path().iterdir() if path.is_dir()]
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--plant", "0.7"], "--plant is 0.7"),
-        (["--threshold", "0"], "--threshold is 0.0"),
-        (["--rounds", "0"], "--rounds is 0"),
-        (["--n-neighbours", "0"], "--n-neighbours is 0"),
-        (["--labels", "gone.csv"], "gone.csv does not exist"),
-        (["--labels", "table.npz"], "ends in '.npz'"),
-        (["--label-column", "colour"], "no array 'colour'"),
-        (["--mixture", "gone.safetensors"], "gone.safetensors"),
-    ],
-)
-def test_settings_that_are_refused(
-    flags: list[str], says: str, table: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert says in refused(capsys, str(table), *flags)
+SETTINGS_REFUSED = {
+    "--plant 0.7": "--plant is 0.7",
+    "--threshold 0": "--threshold is 0.0",
+    "--rounds 0": "--rounds is 0",
+    "--n-neighbours 0": "--n-neighbours is 0",
+    "--labels gone.csv": "gone.csv does not exist",
+    "--labels table.npz": "ends in '.npz'",
+    "--label-column colour": "no array 'colour'",
+    "--mixture gone.safetensors": "gone.safetensors",
+}
+
+
+@pytest.mark.parametrize("flags", SETTINGS_REFUSED)
+def test_settings_that_are_refused(flags: str, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert SETTINGS_REFUSED[flags] in refused(["audit", str(table), *flags.split()], capsys)
 
 
 def test_files_of_labels_that_are_refused(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save("few.npy", np.arange(3))
-    assert "holds 3 labels for 120 images" in refused(capsys, str(table), "--labels", "few.npy")
+    assert "holds 3 labels for 120 images" in refused(["audit", str(table), "--labels", "few.npy"], capsys)
     Path("other.csv").write_text("id,label\nx,1\n")
-    assert "None of the 1 ids" in refused(capsys, str(table), "--labels", "other.csv")
+    assert "None of the 1 ids" in refused(["audit", str(table), "--labels", "other.csv"], capsys)
     Path("twice.csv").write_text("id,label\n1.png,1\n1.png,2\n")
-    assert "two rows for one id" in refused(capsys, str(table), "--labels", "twice.csv")
+    assert "two rows for one id" in refused(["audit", str(table), "--labels", "twice.csv"], capsys)
     Path("nothing.csv").write_text("a,b\n1,2\n")
-    assert "--id-column" in refused(capsys, str(table), "--labels", "nothing.csv")
+    assert "--id-column" in refused(["audit", str(table), "--labels", "nothing.csv"], capsys)
 
 
 def test_runs_that_are_refused(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(trained / "run")
-    assert "is a folder, but no run" in refused(capsys, str(tmp_path))
-    assert "leave --key out" in refused(capsys, run, "--key", "x")
-    assert "does not exist" in refused(capsys, run, "--data", str(tmp_path / "gone"))
+    assert "is a folder, but no run" in refused(["audit", str(tmp_path)], capsys)
+    assert "leave --key out" in refused(["audit", run, "--key", "x"], capsys)
+    assert "does not exist" in refused(["audit", run, "--data", str(tmp_path / "gone")], capsys)
     np.save(tmp_path / "images.npy", np.zeros((30, 8, 8, 3), np.uint8))
-    assert "has no labels" in refused(capsys, run, "--data", str(tmp_path / "images.npy"))
+    assert "has no labels" in refused(["audit", run, "--data", str(tmp_path / "images.npy")], capsys)
 
 
 def test_ids_that_begin_with_zeros(blobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,5 +313,5 @@ def test_a_row_of_zeros_is_refused_in_a_whole_sentence(blobs: Any, tmp_path: Pat
     X = blobs[0].copy()
     X[5] = 0
     np.savez(tmp_path / "zero.npz", embeddings=X, labels=blobs[1])
-    said = refused(capsys, str(tmp_path / "zero.npz"), "--output", str(tmp_path / "out"))
+    said = refused(["audit", str(tmp_path / "zero.npz"), "--output", str(tmp_path / "out")], capsys)
     assert said.endswith("a zero vector has no direction; remove these rows.\n")

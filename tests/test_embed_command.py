@@ -16,6 +16,7 @@ import torch
 
 from siammm import SiamMM
 from siammm.cli import main
+from tests.commands import refused
 from tests.export.runs import N_IMAGES, trained_run, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -98,28 +99,17 @@ def test_a_model_of_timm(made: Path, here: Path) -> None:
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("siammm: ")
-    assert error.count("\n") == 1
-    return error
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [
-        (["--output", "x.csv"], "ends in '.csv', but a table is written as .parquet, .npz, .npy"),
-        (["--output", "."], "ends in ''"),
-        (["--image-size", "9"], "is a run, which sees images at its own size"),
-        (["--data", "nowhere"], "nowhere does not exist"),
-    ],
+    {
+        "--output x.csv": "ends in '.csv', but a table is written as .parquet, .npz, .npy",
+        "--output .": "ends in ''",
+        "--image-size 9": "is a run, which sees images at its own size",
+        "--data nowhere": "nowhere does not exist",
+    }.items(),
 )
-def test_what_is_refused(
-    flags: list[str], message: str, made: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert message in refused(["embed", str(made), "--device", "cpu", *flags], capsys)
+def test_what_is_refused(flags: str, message: str, made: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused(["embed", str(made), "--device", "cpu", *flags.split()], capsys)
     assert not list(here.iterdir())
 
 

@@ -18,12 +18,7 @@ from siammm.core.errors import InputError
 N, D, C = 400, 8, 4
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread_per_module")
 
 
 def classes(n: int = N, seed: int = 0, spread: float = 0.35) -> tuple[np.ndarray, np.ndarray]:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import copy
-import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +15,7 @@ from siammm.core.errors import InputError
 from siammm.learn.batchnorm import SynchronisedBatchNorm, synchronised
 from siammm.learn.optim import build_optimiser
 from tests.distributed import batchnorm_cases as cases
-from tests.distributed.test_gloo import environment
+from tests.distributed.launch import run_ranks
 
 WORLD = 2
 JOINED = ("out", "grad", "evaluated")
@@ -29,28 +25,7 @@ JOINED = ("out", "grad", "evaluated")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks found."""
     folder = tmp_path_factory.mktemp("batchnorm")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, str(Path(__file__).with_name("batchnorm_worker.py")), str(folder)]
-    logs = [(folder / f"rank{rank}.log").open("w+") for rank in range(WORLD)]
-    running = [
-        subprocess.Popen(command, env=environment(rank, WORLD, port), stdout=log, stderr=subprocess.STDOUT)
-        for rank, log in enumerate(logs)
-    ]
-    try:
-        for process in running:
-            process.wait(timeout=60)
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    texts = []
-    for log in logs:
-        with log:
-            log.seek(0)
-            texts.append(log.read())
-    assert [process.returncode for process in running] == [0] * WORLD, "\n".join(texts)
+    run_ranks("batchnorm_worker.py", folder, WORLD, timeout=60)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(WORLD)]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,9 +18,8 @@ from sklearn.datasets import make_blobs
 
 from siammm import GaussianMixture, VonMisesFisherMixture
 from tests.conftest import Known, known_mixture
+from tests.distributed.launch import LOOPBACK, ROOT, run_ranks
 
-ROOT = Path(__file__).parents[2]
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 Found = list[dict[str, Any]]
 
 # Every rank of a world runs all the cases in one go: most of the time goes to starting Python and torch.
@@ -54,42 +52,12 @@ def data(twenty: Known, small: Known) -> dict[str, np.ndarray]:
     return {"twenty": twenty.X, "small": small.X, "blobs": make_blobs(900, 5, centers=6, random_state=1)[0] + 100}
 
 
-def environment(rank: int, world: int, port: int) -> dict[str, str]:
-    """What torchrun sets."""
-    return os.environ | {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": LOOPBACK, "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
-    }  # fmt: skip
-
-
 def launched(folder: Path, data: dict[str, np.ndarray], cases: list[dict[str, Any]], world: int) -> dict[str, Found]:
     """Run the cases in so many processes; what each rank found, by case."""
     for name, X in data.items():
         np.save(folder / f"{name}.npy", X)
     (folder / "cases.json").write_text(json.dumps(cases))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, str(Path(__file__).with_name("worker.py")), str(folder)]
-    logs = [(folder / f"rank{rank}.log").open("w+") for rank in range(world)]
-    running = [
-        subprocess.Popen(command, env=environment(rank, world, port), stdout=log, stderr=subprocess.STDOUT)
-        for rank, log in enumerate(logs)
-    ]
-    try:
-        for process in running:
-            process.wait(timeout=90)
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    texts = []
-    for log in logs:
-        with log:
-            log.seek(0)
-            texts.append(log.read())
-    assert [process.returncode for process in running] == [0] * world, "\n".join(texts)
+    run_ranks("worker.py", folder, world, timeout=90)
     return {
         case["name"]: [dict(np.load(folder / f"{case['name']}.{rank}.npz")) for rank in range(world)] for case in cases
     }

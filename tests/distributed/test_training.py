@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from siammm.learn import checkpoint
 from tests.data.image_sets import example_images, write_npz
-from tests.distributed.test_gloo import LOOPBACK, ROOT, environment
+from tests.distributed.launch import LOOPBACK, ROOT, run_ranks
 from tests.distributed.training_worker import N_IMAGES, case_config, case_images
 from tests.learn.small_runs import STEPS, TIMINGS, measured, prepared, resumed, run_through, stopped
 
@@ -42,18 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+pytestmark = pytest.mark.usefixtures("one_thread_per_module")
 
 
 @pytest.fixture(scope="module")
@@ -72,26 +59,7 @@ def two(folder: Path) -> dict[str, Found]:
     cases.append({"name": "stopped", "settings": {"epochs": 3}, "run": "by two", "stop": STEPS + 2})
     cases.append({"name": "gone on", "settings": {"epochs": 3}, "resume": "by one"})
     (folder / "cases.json").write_text(json.dumps(cases))
-    command = [sys.executable, str(Path(__file__).with_name("training_worker.py")), str(folder)]
-    chosen = port()
-    logs = [(folder / f"rank{rank}.log").open("w+") for rank in range(WORLD)]
-    running = [
-        subprocess.Popen(command, env=environment(rank, WORLD, chosen), stdout=log, stderr=subprocess.STDOUT)
-        for rank, log in enumerate(logs)
-    ]
-    try:
-        for process in running:
-            process.wait(timeout=120)
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    texts = []
-    for log in logs:
-        with log:
-            log.seek(0)
-            texts.append(log.read())
-    assert [process.returncode for process in running] == [0] * WORLD, "\n".join(texts)
+    run_ranks("training_worker.py", folder, WORLD, timeout=120)
     return {
         case["name"]: [json.loads((folder / f"{case['name']}.{rank}.json").read_text()) for rank in range(WORLD)]
         for case in cases

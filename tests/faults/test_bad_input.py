@@ -14,6 +14,7 @@ import torch
 
 import siammm
 from siammm.cli import main
+from tests import commands
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 
@@ -62,14 +63,9 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The sentence that the command ends with."""
-    assert main(arguments) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("siammm: ")
-    assert printed.err.count("\n") == 1
-    assert "Traceback" not in printed.err
-    assert printed.err.endswith(".\n")
-    return printed.err
+    sentence = commands.refused(arguments, capsys)
+    assert sentence.endswith(".\n")
+    return sentence
 
 
 def contents(path: Path) -> dict[str, bytes | None]:

@@ -33,16 +33,11 @@ from siammm.runs.network_file import save_network
 from siammm.runs.run import Run
 from siammm.runs.writer import RunWriter
 from siammm.settings.training import DataConfig
+from tests.commands import TINY
 from tests.data.image_sets import ExampleImages, encoded, example_images
 from tests.learn.small_runs import small_config
 
 CPU = torch.device("cpu")
-
-TINY = [
-    "--backbone", "conv-small", "--hidden-dim", "32", "--embedding-dim", "16", "--epochs", "2", "--batch-size", "12",
-    "--optimiser", "sgd", "--learning-rate", "0.1", "--warmup-epochs", "1", "--n-components", "10",
-    "--merge", "paper", "--merge-threshold", "0", "--device", "cpu", "--no-tensorboard",
-]  # fmt: skip
 
 HOSTILE = [
     '"><img src=x onerror=window.hit=1>',

@@ -69,8 +69,7 @@ def _from_table(config: AuditConfig) -> AuditedImages:
     id_column = config.id_column if config.labels is None else None
     table = read_embeddings(config.subject, key=config.key, id_column=id_column, label_column=label_column)
     n, n_features = table.embeddings.shape
-    n_zero = n - int(np.any(table.embeddings, axis=1).sum())
-    if n_zero:
+    if n_zero := n - int(np.any(table.embeddings, axis=1).sum()):
         raise InputError(
             f"{n_zero} of the {n} rows of {config.subject} hold only zeros, and a zero vector has no direction; remove "
             "these rows."
@@ -84,15 +83,12 @@ def _from_table(config: AuditConfig) -> AuditedImages:
                 f"The mixture {config.mixture} has {mixture.n_features_in_} dimensions, but the embeddings have "
                 f"{n_features}; give the one that siammm cluster found in them."
             )
+    ids = np.arange(n) if table.ids is None else table.ids
     return AuditedImages(
-        name=str(config.subject),
-        features=table.embeddings,
-        ids=np.arange(n) if table.ids is None else table.ids,
-        labels=codes,
-        classes=classes,
+        name=str(config.subject), features=table.embeddings, ids=ids, labels=codes, classes=classes,
         clusters=None if mixture is None else np.asarray(mixture.predict(table.embeddings)),
         n_clusters=None if mixture is None else int(mixture.n_components_),
-    )
+    )  # fmt: skip
 
 
 def _from_run(config: AuditConfig, device: torch.device, progress: Progress) -> AuditedImages:

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from siammm.audit import kernel
 from siammm.core.checks import check_at_least, check_number
+from siammm.core.device import widest_float
 from siammm.core.errors import InputError
 from siammm.metrics.knn import chunk_rows
 from siammm.metrics.labels import Array, matrix
@@ -154,7 +155,22 @@ def audit(
         say(f"round {number + 1} of {rounds}")
         witness = heard(found.right_N)
         found = _combined(witness, label_N, n_classes, seed)
-    return _audit(found, witness, label_N, image_N, classes, threshold, n_unlabelled)
+    suggested_N = torch.where(found.right_N < threshold, found.other_N, label_N)
+    labels, right_N, log_odds_N = (part.cpu().numpy() for part in (label_N, found.right_N, found.log_odds_N))
+    rank_N = np.empty(n, dtype=np.int64)
+    rank_N[np.argsort(-log_odds_N, kind="stable")] = np.arange(1, n + 1)
+
+    def given(log_p_NC: Tensor) -> np.ndarray:
+        return log_p_NC.gather(1, label_N[:, None])[:, 0].exp().float().cpu().numpy()
+
+    return Audit(
+        image_N=image_N, label_N=labels, suggested_N=suggested_N.cpu().numpy(), probability_N=right_N,
+        score_N=log_odds_N.astype(np.float32), rank_N=rank_N,
+        witness_N={name: given(log_p_NC) for name, log_p_NC in witness.items()},
+        weights={name: float(weight) for name, weight in zip(witness, found.weight_S, strict=True)},
+        classes=classes, noise=found.noise, threshold=threshold, n_unlabelled=n_unlabelled,
+        error_rate_C=np.bincount(labels, weights=1.0 - right_N) / np.bincount(labels),
+    )  # fmt: skip
 
 
 def plant_errors(labels_N: np.ndarray, share: float, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -266,7 +282,7 @@ def _fitted(scores: Sequence[Tensor], label_N: Tensor, random_C: Tensor, seed: i
     n, n_classes = scores[0].shape
     rows = min(n, max(1000, _NUMBERS_FOR_WEIGHTS // (n_classes * len(scores))))
     chosen_R = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:rows].to(label_N.device)
-    dtype = _widest(label_N.device)
+    dtype = widest_float(label_N.device)
     score_SRC = [score_NC[chosen_R].to(dtype) for score_NC in scores]
     label_R1 = label_N[chosen_R, None]
     log_random_R = random_C.to(dtype)[label_R1[:, 0]].log()
@@ -295,40 +311,6 @@ def _mixed(scores: Sequence[Tensor], weight_S: Tensor) -> Tensor:
     return total.log_softmax(dim=1)
 
 
-def _audit(
-    found: _Combination,
-    witness: Mapping[str, Tensor],
-    label_N: Tensor,
-    image_N: np.ndarray,
-    classes: tuple[Any, ...],
-    threshold: float,
-    n_unlabelled: int,
-) -> Audit:
-    suggested_N = torch.where(found.right_N < threshold, found.other_N, label_N)
-    labels, right_N, log_odds_N = (part.cpu().numpy() for part in (label_N, found.right_N, found.log_odds_N))
-    rank_N = np.empty(len(labels), dtype=np.int64)
-    rank_N[np.argsort(-log_odds_N, kind="stable")] = np.arange(1, len(labels) + 1)
-
-    def given(log_p_NC: Tensor) -> np.ndarray:
-        return log_p_NC.gather(1, label_N[:, None])[:, 0].exp().float().cpu().numpy()
-
-    return Audit(
-        image_N=image_N,
-        label_N=labels,
-        suggested_N=suggested_N.cpu().numpy(),
-        probability_N=right_N,
-        score_N=log_odds_N.astype(np.float32),
-        rank_N=rank_N,
-        witness_N={name: given(log_p_NC) for name, log_p_NC in witness.items()},
-        weights={name: float(weight) for name, weight in zip(witness, found.weight_S, strict=True)},
-        classes=classes,
-        noise=found.noise,
-        error_rate_C=np.bincount(labels, weights=1.0 - right_N) / np.bincount(labels),
-        threshold=threshold,
-        n_unlabelled=n_unlabelled,
-    )
-
-
 # -------------------------------------------------------------------------------------------------------------- checks
 
 
@@ -341,9 +323,8 @@ def _checked(
     if len(shape) != 2 or 0 in shape:
         raise InputError(f"The features have the shape {shape}, but one row of numbers per image is needed.")
     if label_N.shape != (shape[0],):
-        raise InputError(
-            f"The labels have the shape {tuple(label_N.shape)}, but there are {shape[0]} images; give one each."
-        )
+        given = tuple(label_N.shape)
+        raise InputError(f"The labels have the shape {given}, but there are {shape[0]} images; give one each.")
     if label_N.is_floating_point() or label_N.is_complex():
         raise InputError(f"The labels hold {label_N.dtype}, but they are whole numbers; number the classes from 0.")
     image_N = np.flatnonzero(label_N.numpy() >= 0)
@@ -371,7 +352,3 @@ def check_classes(label_N: np.ndarray, classes: Sequence[Any]) -> None:
             f"There are {n} labelled images of {n_classes} classes, but an audit needs at least {_FEWEST}, and 2 for "
             "each class; label more, or join classes."
         )
-
-
-def _widest(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64

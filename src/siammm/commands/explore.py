@@ -38,14 +38,6 @@ def _prepared(config: ExploreConfig, device: torch.device) -> Explorer:
     with Bar() as bar:
         run = Run.open(config.run, device=device, progress=bar.show)
         run.find_images(config.data, config.reading)
-        settings = GatherSettings(
-            audit=config.audit,
-            evaluation=config.evaluation,
-            compare=config.compare,
-            map=config.map,
-            random_state=config.random_state,
-            live=True,
-        )
-        gathered = gather(run, settings, bar.show)
+        gathered = gather(run, GatherSettings.of(config, live=True), bar.show)
         bar.show("getting ready", 0, 0)
         return Explorer(run, gathered)

@@ -43,16 +43,7 @@ def report(config: ReportConfig) -> None:
     with one_process("report", config.device) as device, Bar() as bar:
         run = Run.open(config.run, device=device, progress=bar.show)
         run.find_images(config.data, config.reading)
-        settings = GatherSettings(
-            audit=config.audit,
-            evaluation=config.evaluation,
-            compare=config.compare,
-            map=config.map,
-            max_thumbnails=config.max_thumbnails,
-            thumbnail_size=config.thumbnail_size,
-            random_state=config.random_state,
-            sheets_beside=quote(os.fsencode(beside.name), safe=""),
-        )
+        settings = GatherSettings.of(config, sheets_beside=quote(os.fsencode(beside.name), safe=""))
         gathered = gather(run, settings, bar.show)
         bar.show("writing the page", 0, 0)
         _write(gathered, output, beside, overwrite=config.overwrite)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from siammm.core.errors import InputError, StoredFileError
-from siammm.core.text import one_line, shape_text, shown
+from siammm.core.text import listed, one_line, shape_text, shown
 
 Header = tuple[tuple[int, ...], "np.dtype[Any]"]
 """Shape and type of a stored array."""
@@ -56,6 +56,23 @@ def npz_headers(path: Path) -> dict[str, Header]:
                     f"{dtype.name}; write it again."
                 )
     return headers
+
+
+def choose_array(
+    headers: Headers, key: str | None, usual: Sequence[str], likely: Sequence[str], *, flag: str, what: str, path: Path
+) -> str:
+    """The name of the array to read: the given one, else the first with a usual name, else the only likely one."""
+    contents = listed(f"{name} {shape_text(shape)} {dtype.name}" for name, (shape, dtype) in headers.items())
+    contents = contents or "(it holds none)"
+    if key is not None and key not in headers:
+        raise InputError(f"{shown(path)} has no array {key!r}; give {flag} one of: {contents}.")
+    if key is None:
+        key = next((name for name in usual if name in headers), None)
+    if key is None and len(likely) != 1:
+        raise InputError(
+            f"{shown(path)} has {len(likely)} arrays that could be {what}; choose one with {flag}: {contents}."
+        )
+    return key or likely[0]
 
 
 def load_npz(path: Path, *keys: str | None) -> list[np.ndarray | None]:

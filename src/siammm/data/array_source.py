@@ -10,7 +10,7 @@ import numpy as np
 from siammm.core.errors import InputError, StoredFileError
 from siammm.core.text import listed, one_line, shape_text, shown
 from siammm.data import labels as labelling
-from siammm.data.array_files import Headers, decoded_text, load_npz, map_npy, npy_header, npz_headers
+from siammm.data.array_files import Headers, choose_array, decoded_text, load_npz, map_npy, npy_header, npz_headers
 from siammm.data.labels import LABEL_KEYS, NAME_KEYS
 from siammm.data.source import Source
 
@@ -60,14 +60,6 @@ class ArraySource(Source):
         """See ``Source.size``."""
         return self.uniform_shape()
 
-    def content(self, i: int) -> bytes:
-        """See ``Source.content``: the pixels as they are given out, so that the layout makes no difference."""
-        return self.image(i).tobytes()
-
-    def identifier(self, i: int) -> str:
-        """See ``Source.identifier``: the row."""
-        return str(self._check_position(i))
-
     def uniform_shape(self) -> tuple[int, int]:
         """Height and width of all images."""
         shape = self._images.shape
@@ -98,11 +90,6 @@ class DigitsSource(ArraySource):
         super().__init__(images, name=name, labels=bunch.target.astype(np.int64), label_names=names)
 
 
-def array_name(images: np.ndarray) -> str:
-    """What an array that has no name is called."""
-    return f"the array {shape_text(images.shape)}"
-
-
 # --------------------------------------------------------------------------------------------------------------- files
 
 
@@ -126,12 +113,11 @@ def open_npz(path: Path, *, name: str, image_key: str | None = None, label_key: 
     label_name = _choose_labels(headers, label_key, key, n, path)
     names_key = next((other for other in NAME_KEYS if other in headers and headers[other][1].kind in "US"), None)
     images, values, names = load_npz(path, key, label_name, names_key)
-    labels, label_names = None, None
+    assert images is not None
+    source = ArraySource(images, name=name)
     if values is not None:
         known = None if names is None else [str(value) for value in decoded_text(names)]
-        labels, label_names = labelling.from_values(values, known)
-    assert images is not None
-    source = ArraySource(images, name=name, labels=labels, label_names=label_names)
+        source.labels, source.label_names = labelling.from_values(values, known)
     source._file = (path.absolute(), key)
     return source
 
@@ -148,23 +134,13 @@ def _map_npy(path: Path) -> np.ndarray:
 
 
 def _choose_images(headers: Headers, image_key: str | None, path: Path) -> str:
-    contents = listed(f"{name} {shape_text(shape)} {dtype.name}" for name, (shape, dtype) in headers.items())
-    if image_key is not None and image_key not in headers:
-        raise InputError(f"{shown(path)} has no array {image_key!r}; give --image-key one of: {contents or '(none)'}.")
-    if image_key is None:
-        image_key = next((key for key in IMAGE_KEYS if key in headers), None)
-    if image_key is None:
-        candidates = [name for name, (shape, _) in headers.items() if len(shape) in (3, 4)]
-        if len(candidates) != 1:
-            raise InputError(
-                f"{shown(path)} has {len(candidates)} arrays that could be images (3-D or 4-D); choose one with "
-                f"--image-key: {contents or '(it holds none)'}."
-            )
-        image_key = candidates[0]
-    shape, dtype = headers[image_key]
-    _check_type(dtype, f"{image_key!r} in {shown(path)}")
-    _layout(shape, f"{image_key!r} in {shown(path)}")
-    return image_key
+    likely = [name for name, (shape, _) in headers.items() if len(shape) in (3, 4)]
+    what = "images (3-D or 4-D)"
+    key = choose_array(headers, image_key, IMAGE_KEYS, likely, flag="--image-key", what=what, path=path)
+    shape, dtype = headers[key]
+    _check_type(dtype, f"{key!r} in {shown(path)}")
+    _layout(shape, f"{key!r} in {shown(path)}")
+    return key
 
 
 def _choose_labels(headers: Headers, label_key: str | None, image_key: str, n: int, path: Path) -> str | None:
@@ -172,8 +148,7 @@ def _choose_labels(headers: Headers, label_key: str | None, image_key: str, n: i
         return None
     if label_key is not None and label_key not in headers:
         raise InputError(f"{shown(path)} has no array {label_key!r}; give --label-key one of: {listed(headers)}.")
-    usual = [key for key in LABEL_KEYS if key != image_key]
-    key = label_key or next((key for key in usual if key in headers), None)
+    key = label_key or next((key for key in LABEL_KEYS if key in headers and key != image_key), None)
     if key is None:
         return None
     shape, dtype = headers[key]
@@ -190,16 +165,14 @@ def _choose_labels(headers: Headers, label_key: str | None, image_key: str, n: i
 
 def _layout(shape: tuple[int, ...], name: str) -> str:
     """Where the channels are; refuses what is not an array of images."""
-    problem, layout = "", ""
     if len(shape) == 4 and shape[3] in (1, 3):
         layout = "channels last"
     elif len(shape) == 4 and shape[1] in (1, 3):
         layout = "channels first"
     elif len(shape) == 3 and shape[2] != 3:
         layout = "grey"
-    elif len(shape) == 3:
-        problem = "; one image is given as [image]"
-    if not layout:
+    else:
+        problem = "; one image is given as [image]" if len(shape) == 3 else ""
         raise InputError(
             f"{name} has the shape {shape_text(shape)}, but images are N x H x W x 3, N x 3 x H x W or N x H x W; "
             f"reshape it{problem}."

@@ -67,10 +67,6 @@ EncodedImage = bytes | bytearray | memoryview | str | Path | IO[bytes]
 class BadImage(SiamMMError):  # noqa: N818 - a finding about data, which is usually collected and not raised further
     """An image that cannot be used; the message is the reason, to be read after the image's name."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
 
 # ------------------------------------------------------------------------------------------------------------ one image
 
@@ -144,8 +140,7 @@ def read_file(file: EncodedImage, *, max_pixels: int = MAX_PIXELS) -> bytes:
 
 def check_bytes(count: int, max_pixels: int) -> None:
     """Raise ``BadImage`` for more bytes than four 16-bit channels need without compression, and some for the rest."""
-    limit = 8 * max_pixels + 2**24
-    if count > limit:
+    if count > 8 * max_pixels + 2**24:
         raise BadImage(f"has {count:,} bytes, too many for at most {max_pixels:,} pixels")
 
 
@@ -155,11 +150,9 @@ def _recognised(stream: io.BytesIO) -> Image.Image:
     This is what ``Image.open`` does, except for its check of the size: that is tied to a limit which is global to the
     process, and we have our own.
     """
-    beginning = stream.read(16)
+    beginning, claimed, problem = stream.read(16), "", ""
     if not beginning:
         raise BadImage("is empty (0 bytes)")
-    claimed = ""
-    problem = ""
     for name in _known_formats():
         factory, accept = Image.OPEN[name]
         if accept is not None and accept(beginning) is not True:
@@ -229,8 +222,8 @@ class _QuietPillow:
             return
         with self._lock:
             self._inside += 1
-            filters = _warning_filters()
             # Asked for each time: the list may have been replaced since, by somebody's catch_warnings.
+            filters = cast("list[Any]", warnings.filters)
             if not filters or filters[0] is not self._ENTRY:
                 filters.insert(0, self._ENTRY)
 
@@ -241,13 +234,9 @@ class _QuietPillow:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
-                filters = _warning_filters()
+                filters = cast("list[Any]", warnings.filters)
                 while self._ENTRY in filters:
                     filters.remove(self._ENTRY)
-
-
-def _warning_filters() -> list[Any]:
-    return cast("list[Any]", warnings.filters)
 
 
 _quiet_pillow = _QuietPillow()
@@ -278,9 +267,8 @@ def fit(image: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
 class SetAside:
     """The images that could not be read, each with the reason; an image counts once however often it is met."""
 
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.reasons: dict[str, str] = {}
+    def __init__(self, total: int, reasons: dict[str, str] | None = None) -> None:
+        self.total, self.reasons = total, reasons or {}
 
     def __len__(self) -> int:
         return len(self.reasons)
@@ -292,13 +280,12 @@ class SetAside:
     def check(self, limit: float = MAX_BAD_IMAGES) -> None:
         """Raise ``InputError`` where more than this share of all images is set aside."""
         bad = len(self)
-        if bad == 0 or bad <= limit * self.total:
-            return
-        first, reason = next(iter(self.reasons.items()))
-        raise InputError(
-            f"{bad} of {self.total} images ({100 * bad / self.total:.2g} %) cannot be read, and the limit is "
-            f"{100 * limit:g} %; the first is {first!r}, which {reason}; remove them or raise --max-bad-images."
-        )
+        if bad > limit * self.total:
+            first, reason = next(iter(self.reasons.items()))
+            raise InputError(
+                f"{bad} of {self.total} images ({100 * bad / self.total:.2g} %) cannot be read, and the limit is "
+                f"{100 * limit:g} %; the first is {first!r}, which {reason}; remove them or raise --max-bad-images."
+            )
 
     def write(self, path: Path) -> None:
         """Write them as JSON."""
@@ -382,7 +369,7 @@ def read_all(
             try:
                 read(i)
             except BadImage as problem:
-                bad.append((i, problem.reason))
+                bad.append((i, str(problem)))
         return bad
 
     with ThreadPoolExecutor(threads or default_threads(), thread_name_prefix="siammm-decode") as pool:
@@ -408,7 +395,7 @@ def _without_shape(source: Source) -> InputError:
         try:
             source.size(int(i))
         except BadImage as problem:
-            reason = reason or f"{source.identifier(int(i))!r} {problem.reason}"
+            reason = reason or f"{source.identifier(int(i))!r} {problem}"
         else:
             return InputError(
                 f"The images of {shown(source.name)} differ in size; choose one for all with --image-size."

@@ -17,7 +17,16 @@ import numpy as np
 
 from siammm.core.errors import InputError, StoredFileError
 from siammm.core.text import listed, one_line, shape_text
-from siammm.data.array_files import Headers, decoded_text, load_npz, map_npy, npy_header, npz_headers, parquet_file
+from siammm.data.array_files import (
+    Headers,
+    choose_array,
+    decoded_text,
+    load_npz,
+    map_npy,
+    npy_header,
+    npz_headers,
+    parquet_file,
+)  # fmt: skip
 from siammm.data.labels import LABEL_KEYS
 
 if TYPE_CHECKING:
@@ -39,13 +48,13 @@ class EmbeddingTable:
 
     embeddings: np.ndarray
     """float32 or float64, N x d; a read-only memory map when the file is a ``.npy``."""
-    ids: np.ndarray | None
+    ids: np.ndarray | None = None
     """N names of the samples: integers or strings."""
-    labels: np.ndarray | None
+    labels: np.ndarray | None = None
     """N labels: numbers or strings; a missing one is None, NaN or an empty string."""
     source: Path
     """The file that was read."""
-    columns: pa.Table | None
+    columns: pa.Table | None = None
     """The other columns of a Parquet file that hold one value a row."""
 
 
@@ -76,9 +85,6 @@ def read_embeddings(
         raise StoredFileError(f"{path} cannot be read ({one_line(error)}); check the file.") from error
 
 
-# ---------------------------------------------------------------------------------------------------------------- .npy
-
-
 def _read_npy(path: Path, key: str | None, id_column: str | None, label_column: str | None) -> EmbeddingTable:
     if key or id_column or label_column:
         raise InputError(
@@ -87,10 +93,7 @@ def _read_npy(path: Path, key: str | None, id_column: str | None, label_column: 
         )
     with path.open("rb") as file:
         _check_matrix(*npy_header(file, str(path)), str(path))
-    return EmbeddingTable(embeddings=_as_float(map_npy(path)), ids=None, labels=None, source=path, columns=None)
-
-
-# ---------------------------------------------------------------------------------------------------------------- .npz
+    return EmbeddingTable(embeddings=_as_float(map_npy(path)), source=path)
 
 
 def _read_npz(path: Path, key: str | None, id_column: str | None, label_column: str | None) -> EmbeddingTable:
@@ -98,16 +101,8 @@ def _read_npz(path: Path, key: str | None, id_column: str | None, label_column: 
     name, id_key, label_key = _choose_arrays(arrays, key, id_column, label_column, path)
     embeddings, ids, labels = load_npz(path, name, id_key, label_key)
     assert embeddings is not None
-    return EmbeddingTable(
-        embeddings=_as_float(embeddings),
-        ids=None if ids is None else decoded_text(ids),
-        labels=None if labels is None else decoded_text(labels),
-        source=path,
-        columns=None,
-    )
-
-
-# --------------------------------------------------------------------------------------------------------- safetensors
+    ids, labels = (None if values is None else decoded_text(values) for values in (ids, labels))
+    return EmbeddingTable(embeddings=_as_float(embeddings), ids=ids, labels=labels, source=path)
 
 
 def _read_safetensors(path: Path, key: str | None, id_column: str | None, label_column: str | None) -> EmbeddingTable:
@@ -125,11 +120,10 @@ def _read_safetensors(path: Path, key: str | None, id_column: str | None, label_
             embeddings = stored.get_tensor(name)
             if embeddings.dtype.itemsize < 4 or not embeddings.dtype.is_floating_point:
                 embeddings = embeddings.float()
-            ids = None if id_key is None else stored.get_tensor(id_key).numpy()
-            labels = None if label_key is None else stored.get_tensor(label_key).numpy()
+            ids, labels = (None if k is None else stored.get_tensor(k).numpy() for k in (id_key, label_key))
     except SafetensorError as error:
         raise StoredFileError(f"{path} is not a whole safetensors file ({one_line(error)}); write it again.") from error
-    return EmbeddingTable(embeddings=embeddings.numpy(), ids=ids, labels=labels, source=path, columns=None)
+    return EmbeddingTable(embeddings=embeddings.numpy(), ids=ids, labels=labels, source=path)
 
 
 def _safetensors_dtype(name: str) -> np.dtype[Any]:
@@ -159,13 +153,9 @@ def _read_parquet(path: Path, key: str | None, id_column: str | None, label_colu
         others = [name for name in scalars if name not in {*names, id_name, label_name}]
         wanted = [name for name in (id_name, label_name) if name is not None]
         table = file.read(columns=[*others, *wanted])
-    return EmbeddingTable(
-        embeddings=embeddings,
-        ids=None if id_name is None else _arrow_values(table.column(id_name)),
-        labels=None if label_name is None else _arrow_values(table.column(label_name)),
-        source=path,
-        columns=table.select(others) if others else None,
-    )
+    ids, labels = (None if name is None else _arrow_values(table.column(name)) for name in (id_name, label_name))
+    columns = table.select(others) if others else None
+    return EmbeddingTable(embeddings=embeddings, ids=ids, labels=labels, source=path, columns=columns)
 
 
 def _named_column(
@@ -225,8 +215,7 @@ def _read_matrix(file: Any, names: list[str], n: int, path: Path) -> np.ndarray:
     as_lists = pa.types.is_nested(field.type)
     kinds = [field.type.value_type] if as_lists else [file.schema_arrow.field(name).type for name in names]
     dtype = np.float64 if any(kind == pa.float64() for kind in kinds) else np.float32
-    matrix = None
-    row = 0
+    matrix, row = None, 0
     for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=names):
         rows = slice(row, row + batch.num_rows)
         for name in names:
@@ -290,19 +279,9 @@ def _choose_arrays(
     arrays: Headers, key: str | None, id_column: str | None, label_column: str | None, path: Path
 ) -> tuple[str, str | None, str | None]:
     """The names of the arrays of embeddings, and of ids and of labels, where there are any."""
-    contents = listed(f"{name} {shape_text(shape)} {dtype.name}" for name, (shape, dtype) in arrays.items())
-    if key is not None and key not in arrays:
-        raise InputError(f"{path} has no array {key!r}; give --key one of: {contents or '(it holds none)'}.")
-    if key is None:
-        key = next((name for name in EMBEDDING_KEYS if name in arrays), None)
-    if key is None:
-        matrices = [name for name, (shape, dtype) in arrays.items() if len(shape) == 2 and dtype.kind == "f"]
-        if len(matrices) != 1:
-            raise InputError(
-                f"{path} has {len(matrices)} arrays that could be embeddings (2-D, floating point); "
-                f"choose one with --key: {contents or '(it holds none)'}."
-            )
-        key = matrices[0]
+    likely = [name for name, (shape, dtype) in arrays.items() if len(shape) == 2 and dtype.kind == "f"]
+    what = "embeddings (2-D, floating point)"
+    key = choose_array(arrays, key, EMBEDDING_KEYS, likely, flag="--key", what=what, path=path)
     _check_matrix(*arrays[key], f"{key!r} in {path}")
     n = arrays[key][0][0]
     sides: list[str | None] = []

@@ -68,10 +68,8 @@ class Loader(ABC):
         set_aside: SetAside,
         image_size: int | None,
     ) -> None:
-        self.source, self.set_aside = source, set_aside
-        self.view_settings = views
+        self.source, self.set_aside, self.view_settings, self.device = source, set_aside, views, device
         self._size = image_size or views[0].size  # of an image without augmentation
-        self.device = device
         self.sample_N = torch.from_numpy(np.asarray(kept, dtype=np.int64))
         """The number, in the source, of each image that can be read."""
         self._sample_on_device = self.sample_N.to(device)
@@ -79,7 +77,7 @@ class Loader(ABC):
     @property
     def n_images(self) -> int:
         """Images that can be read."""
-        return self.sample_N.shape[0]
+        return len(self.sample_N)
 
     @property
     def labels(self) -> np.ndarray | None:
@@ -150,7 +148,10 @@ class ResidentLoader(Loader):
 
 
 class StreamingLoader(Loader):
-    """Worker processes decode and crop; everything else runs on the device."""
+    """Worker processes decode and crop; everything else runs on the device.
+
+    Every image is read once at the start, unless ``known_bad`` says, by name, which an earlier look set aside.
+    """
 
     def __init__(
         self,
@@ -165,7 +166,12 @@ class StreamingLoader(Loader):
         known_bad: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        kept, set_aside = readable(source, workers, limit, known_bad=known_bad, progress=progress)
+        if known_bad is None:
+            threads = max(1, workers)
+            kept, set_aside = decode.read_all(source, source.image, threads=threads, limit=limit, progress=progress)
+        else:
+            set_aside = SetAside(len(source), dict(known_bad))
+            kept = np.flatnonzero([source.identifier(i) not in known_bad for i in range(len(source))])
         super().__init__(source, kept, views, device, set_aside, image_size)
         self._plan: _Plan = []
         self._workers = workers
@@ -174,11 +180,9 @@ class StreamingLoader(Loader):
     def batches(self, epoch: int, positions: Sequence[Tensor]) -> Iterator[Batch]:
         """Cut by the workers, a few batches ahead."""
         self._plan[:] = [[(epoch, position) for position in group.tolist()] for group in positions]
-        for position_B, first, second in _in_one_sentence(self._loader):
-            yield Batch(
-                position_B.to(self.device, non_blocking=True),
-                (first.to(self.device, non_blocking=True), second.to(self.device, non_blocking=True)),
-            )
+        for batch in _in_one_sentence(self._loader):
+            position_B, first, second = (part.to(self.device, non_blocking=True) for part in batch)
+            yield Batch(position_B, (first, second))
 
     def views(self, batch: Batch, seed: int, epoch: Tensor | int) -> tuple[Tensor, Tensor]:
         """Recolour what the workers have cropped and flipped."""
@@ -252,13 +256,12 @@ class _Crops(_Images):
         x_CHW = _channels_first(self._image(position))
         sample_1 = torch.tensor([int(self._sample_N[position])])
         height, width = x_CHW.shape[1:]
-        first, second = (
-            augment.crop_bytes(
-                x_CHW, view_settings.draw(settings, height, width, self._seed, epoch, sample_1, view), settings.size
-            )
-            for view, settings in enumerate(self._views)
-        )
-        return position, first, second
+
+        def crop(settings: ViewSettings, view: int) -> Tensor:
+            drawn = view_settings.draw(settings, height, width, self._seed, epoch, sample_1, view)
+            return augment.crop_bytes(x_CHW, drawn, settings.size)
+
+        return position, crop(self._views[0], 0), crop(self._views[1], 1)
 
 
 class _Clean(_Images):
@@ -271,26 +274,6 @@ class _Clean(_Images):
     def __getitem__(self, item: tuple[int, int]) -> tuple[int, Tensor]:
         position = item[1]
         return position, _channels_first(decode.fit(self._image(position), (self._side, self._side)))
-
-
-def readable(
-    source: Source,
-    workers: int,
-    limit: float,
-    *,
-    known_bad: Mapping[str, str] | None = None,
-    progress: Progress | None = None,
-) -> tuple[np.ndarray, SetAside]:
-    """The numbers of the images that can be decoded, and the others with the reason. Reads every image once.
-
-    ``known_bad`` is what an earlier look found, by name: then nothing is read.
-    """
-    if known_bad is not None:
-        set_aside = SetAside(len(source))
-        set_aside.reasons.update(known_bad)
-        names = (source.identifier(number) for number in range(len(source)))
-        return np.asarray([i for i, name in enumerate(names) if name not in known_bad], dtype=np.int64), set_aside
-    return decode.read_all(source, source.image, threads=max(1, workers), limit=limit, progress=progress)
 
 
 def open_loader(

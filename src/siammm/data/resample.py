@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from siammm.core.device import widest_float
+
 # On the CPU, images above this many pixels are resized one after another by torch's kernel, which skips the zeros that
 # make up most of a large interpolation matrix. Chosen by the image alone: a sample's view must not hang on its batch.
 _LARGEST_BY_MATRICES = 64 * 64
@@ -45,14 +47,12 @@ def interpolation_matrices(
     Bilinear with antialiasing: a triangle around the place of each output pixel, as wide as an output pixel where the
     line shrinks and as an input pixel where it grows, cut at the ends of the stretch and normalised.
     """
-    pixel_S = torch.arange(size, device=start_N.device, dtype=dtype)
-    pixel_NS = pixel_S[None, :]
+    pixel_NS = torch.arange(size, device=start_N.device, dtype=dtype)[None, :]
     if reverse_N is not None:
         pixel_NS = torch.where(reverse_N[:, None], size - 1 - pixel_NS, pixel_NS)
     # A GPU divides float32 by a number through its reciprocal; the last bit that this costs would move the pixels at
     # the far end of a large image.
-    wide = torch.float32 if start_N.device.type == "mps" else torch.float64
-    scale_N1 = (length_N[:, None].to(wide) / size).to(dtype)
+    scale_N1 = (length_N[:, None].to(widest_float(start_N.device)) / size).to(dtype)
     place_NS = (pixel_NS + 0.5) * scale_N1
     offset_N1P = torch.arange(n_pixels, device=start_N.device)[None, None, :] - start_N[:, None, None]
     inside_N1P = (offset_N1P >= 0) & (offset_N1P < length_N[:, None, None])

@@ -41,17 +41,18 @@ class Source(ABC):
     def image(self, i: int) -> np.ndarray:
         """The pixels of image ``i``: uint8, H x W x 3, RGB; the caller's own copy. Raises ``decode.BadImage``."""
 
-    @abstractmethod
     def size(self, i: int) -> tuple[int, int]:
-        """Height and width of image ``i`` without decoding it. Raises ``decode.BadImage``."""
+        """Height and width of image ``i``, where possible without decoding it. Raises ``decode.BadImage``."""
+        height, width, _ = self.image(i).shape
+        return height, width
 
-    @abstractmethod
     def content(self, i: int) -> bytes:
-        """The stored bytes of image ``i``, encoded or not, for telling contents apart. Raises ``decode.BadImage``."""
+        """The stored bytes of image ``i``, or its pixels, for telling contents apart. Raises ``decode.BadImage``."""
+        return self.image(i).tobytes()
 
-    @abstractmethod
     def identifier(self, i: int) -> str:
         """What the user knows image ``i`` by: its relative path, its key or its row. Valid Unicode, and unique."""
+        return str(self._check_position(i))
 
     def images(self) -> np.ndarray | None:
         """All images at once, uint8, N x H x W x 3, where they are stored as pixels of one size; else None."""
@@ -91,8 +92,7 @@ class Source(ABC):
         return np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64))
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = self._not_sent()
-        return {key: value for key, value in vars(self).items() if key not in left_out}
+        return {key: value for key, value in vars(self).items() if key not in self._not_sent()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from siammm.core.errors import InputError, StoredFileError
-from siammm.core.text import shown
+from siammm.core.text import shape_text, shown
 from siammm.data import decode, table_source, tar_source, torchvision_source
-from siammm.data.array_source import ArraySource, DigitsSource, array_name, open_npy, open_npz
+from siammm.data.array_source import ArraySource, DigitsSource, open_npy, open_npz
 from siammm.data.folder_source import FolderContents, FolderSource, walk
 from siammm.data.source import EncodedSource, Source
 from siammm.data.table_source import ArrowSource, ParquetSource
@@ -30,7 +30,9 @@ from siammm.data.tar_source import TarSource
 
 __all__ = ["EncodedSource", "Source", "open_source"]
 
-_PARQUET = (".parquet", ".pq")
+_TABLES_AND_SHARDS: dict[str, type[ParquetSource | ArrowSource | TarSource]] = {
+    ".parquet": ParquetSource, ".pq": ParquetSource, ".arrow": ArrowSource, ".tar": TarSource
+}  # fmt: skip
 _WHAT_IS_READ = (
     "images are read from a folder of them, .npy, .npz, .parquet or .tar files, or a folder saved by datasets"
 )
@@ -52,7 +54,7 @@ def open_source(
     if isinstance(data, Source):
         return data
     if isinstance(data, np.ndarray):
-        return ArraySource(data, name=array_name(data))
+        return ArraySource(data, name=f"the array {shape_text(data.shape)}")
     if not isinstance(data, str | Path):
         raise InputError(f"Images cannot be read from a {type(data).__name__}; give a path or a NumPy array of uint8.")
     if max_pixels < 1:
@@ -100,20 +102,15 @@ class _Opener:
                 raise InputError(f"{shown(path)} {what}; check {shown(self.name)}.")
             if path.stat().st_size == 0:
                 raise StoredFileError(f"{shown(path)} is empty (0 bytes); write it again.")
-        lower = [path.name.lower() for path in paths]
-        first = paths[0]
-        suffix = first.suffix.lower()
+        first, suffix = paths[0], paths[0].suffix.lower()
         if len(paths) == 1 and suffix == ".npy":
             return self._without_labels(open_npy(first, **self.keys))
         if len(paths) == 1 and suffix == ".npz":
             return open_npz(first, **self.keys)
-        if all(name.endswith(_PARQUET) for name in lower):
-            return ParquetSource(paths, **self.keys, max_pixels=self.max_pixels)
-        if all(name.endswith(".arrow") for name in lower):
-            return ArrowSource(paths, **self.keys, max_pixels=self.max_pixels)
-        if all(name.endswith(".tar") for name in lower):
-            return TarSource(paths, **self.keys, max_pixels=self.max_pixels)
-        if any(name.endswith(tar_source.COMPRESSED_SUFFIXES) for name in lower):
+        kinds = {_TABLES_AND_SHARDS.get(path.suffix.lower()) for path in paths}
+        if len(kinds) == 1 and (kind := kinds.pop()) is not None:
+            return kind(paths, **self.keys, max_pixels=self.max_pixels)
+        if any(path.name.lower().endswith(tar_source.COMPRESSED_SUFFIXES) for path in paths):
             raise InputError(
                 f"{shown(self.name)} is compressed, so no image in it can be reached directly; decompress it to .tar."
             )

@@ -13,7 +13,7 @@ import re
 import threading
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ _SHARD = re.compile(r"(?P<split>.+?)-\d{3,}(-of-\d{3,}.*)?")
 
 
 class _TableSource(EncodedSource):
-    """What both kinds of table share: columns, labels, and how an image is taken out of a row."""
+    """What both kinds of table share: columns, labels, and how an image is read from a row."""
 
     _ends: np.ndarray
     """The number of images up to the end of each chunk or row group."""
@@ -67,7 +67,7 @@ class _TableSource(EncodedSource):
         label_name: str | None = None
         labels: list[pa.Array] = []
         for path in self.files:
-            with self._opened(path) as (schema, table):
+            with self._opened(path) as (schema, read):
                 if first is None:
                     first = schema
                     self.column = _image_column(schema, image_key, name)
@@ -76,7 +76,7 @@ class _TableSource(EncodedSource):
                     if column is not None:
                         _check_same(first, schema, column, path, self.files[0])
                 if label_name is not None:
-                    labels.extend(self._read(table, label_name).chunks)
+                    labels.extend(read(label_name).chunks)
         self._index()
         if len(self._ends) == 0:
             raise InputError(f"{shown(name)} has 0 rows; at least one image is needed.")
@@ -85,12 +85,8 @@ class _TableSource(EncodedSource):
             self._set_labels(pa.chunked_array(labels), names, asked_for=label_key is not None)
 
     @abstractmethod
-    def _opened(self, path: Path) -> AbstractContextManager[tuple[pa.Schema, Any]]:
-        """The columns of a file, and the file itself as a table."""
-
-    @abstractmethod
-    def _read(self, table: Any, column: str) -> pa.ChunkedArray:
-        """A column of an open file."""
+    def _opened(self, path: Path) -> AbstractContextManager[tuple[pa.Schema, Callable[[str], pa.ChunkedArray]]]:
+        """The columns of a file, and a function that reads one of them."""
 
     @abstractmethod
     def _index(self) -> None:
@@ -124,10 +120,6 @@ class _TableSource(EncodedSource):
         part, row = located(self._ends, self._check_position(i))
         return _image_bytes(self._part(part)[row])
 
-    def identifier(self, i: int) -> str:
-        """See ``Source.identifier``: the row, as ``datasets`` counts them."""
-        return str(self._check_position(i))
-
 
 class ParquetSource(_TableSource):
     """Encoded images in a column of one or several Parquet files, in the order of the files and their rows."""
@@ -135,12 +127,9 @@ class ParquetSource(_TableSource):
     kind = "parquet"
 
     @contextmanager
-    def _opened(self, path: Path) -> Iterator[tuple[pa.Schema, Any]]:
+    def _opened(self, path: Path) -> Iterator[tuple[pa.Schema, Callable[[str], pa.ChunkedArray]]]:
         with parquet_file(path) as file:
-            yield file.schema_arrow, file
-
-    def _read(self, table: Any, column: str) -> pa.ChunkedArray:
-        return table.read(columns=[column], use_threads=False).column(0)
+            yield file.schema_arrow, lambda column: file.read(columns=[column], use_threads=False).column(0)
 
     def _not_sent(self) -> tuple[str, ...]:
         return "_lock", "_groups"
@@ -218,12 +207,9 @@ class ArrowSource(_TableSource):
     kind = "datasets"
 
     @contextmanager
-    def _opened(self, path: Path) -> Iterator[tuple[pa.Schema, Any]]:
+    def _opened(self, path: Path) -> Iterator[tuple[pa.Schema, Callable[[str], pa.ChunkedArray]]]:
         table = _map_arrow(path)
-        yield table.schema, table
-
-    def _read(self, table: Any, column: str) -> pa.ChunkedArray:
-        return table.column(column)
+        yield table.schema, table.column
 
     def _names_beside(self, label_name: str) -> list[str] | None:
         """The names of classes in the file that is saved beside the tables."""
@@ -341,19 +327,13 @@ def _map_arrow(path: Path) -> pa.Table:
         ) from error
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-
-
 def _is_image(kind: pa.DataType) -> bool:
     """Bytes, or a struct with bytes."""
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
-        return any(field.name == "bytes" and _is_bytes(field.type) for field in kind.fields)
-    return _is_bytes(kind)
+        kind = next((field.type for field in kind.fields if field.name == "bytes"), kind)
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
 def _bytes_column(field: pa.Field) -> str:

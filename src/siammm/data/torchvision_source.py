@@ -68,19 +68,6 @@ class TorchvisionItems(Source):
             # Whatever the set's own reader raises; it is not ours.
             raise BadImage(f"cannot be read ({one_line(error)})") from error
 
-    def size(self, i: int) -> tuple[int, int]:
-        """See ``Source.size``."""
-        height, width, _ = self.image(i).shape
-        return height, width
-
-    def content(self, i: int) -> bytes:
-        """See ``Source.content``."""
-        return self.image(i).tobytes()
-
-    def identifier(self, i: int) -> str:
-        """See ``Source.identifier``: the row."""
-        return str(self._check_position(i))
-
 
 def open_torchvision(given: str, *, with_labels: bool = True, max_pixels: int = decode.MAX_PIXELS) -> Source:
     """The set that ``torchvision:CIFAR10:/path`` names; the training part, unless ``:test`` or another part follows."""

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from siammm.core.device import widest_float
 from siammm.core.errors import InputError
 from siammm.data.randomness import uniforms
 
@@ -38,6 +39,15 @@ _TURN = slice(_SOLARISE + 1, _SOLARISE + 5)
 _FACTOR = slice(_SOLARISE + 5, _SOLARISE + 9)
 _ROTATION, _SHEAR = _SOLARISE + 9, _SOLARISE + 10
 _UNIFORMS = _SOLARISE + 11
+
+
+# The smallest and the largest value of each setting.
+_LIMITS = {
+    "flip": (0.0, 1.0), "jitter_probability": (0.0, 1.0), "grey": (0.0, 1.0), "blur": (0.0, 1.0),
+    "solarise": (0.0, 1.0), "brightness": (0.0, math.inf), "contrast": (0.0, math.inf), "saturation": (0.0, math.inf),
+    "hue": (0.0, 0.5), "rotation": (0.0, 180.0), "shear": (0.0, 60.0), "scale": (1e-6, 1.0), "ratio": (1e-3, 1e3),
+    "blur_sigma": (1e-3, math.inf),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,16 +95,9 @@ class ViewSettings:
         """Refuse what cannot be drawn or applied."""
         if self.size < 1:
             raise InputError(f"size is {self.size}, but a view has at least 1 pixel; give a larger one.")
-        for name in ("flip", "jitter_probability", "grey", "blur", "solarise"):
-            _check_range(name, (getattr(self, name),), 0.0, 1.0)
-        for name in ("brightness", "contrast", "saturation"):
-            _check_range(name, (getattr(self, name),), 0.0, math.inf)
-        _check_range("hue", (self.hue,), 0.0, 0.5)
-        _check_range("rotation", (self.rotation,), 0.0, 180.0)
-        _check_range("shear", (self.shear,), 0.0, 60.0)
-        _check_range("scale", self.scale, 1e-6, 1.0)
-        _check_range("ratio", self.ratio, 1e-3, 1e3)
-        _check_range("blur_sigma", self.blur_sigma, 1e-3, math.inf)
+        for name, (low, high) in _LIMITS.items():
+            value = getattr(self, name)
+            _check_range(name, value if isinstance(value, tuple) else (value,), low, high)
         if self.blur > 0 and not (self.blur_kernel % 2 == 1 and 1 <= self.blur_kernel <= 2 * self.size - 1):
             raise InputError(
                 f"blur_kernel is {self.blur_kernel}, but a view of {self.size} pixels is blurred with an odd number "
@@ -140,17 +143,9 @@ def views(size: int, preset: Preset = "auto") -> tuple[ViewSettings, ViewSetting
         preset = preset_for(size)
     if preset == "digits":
         plain = ViewSettings(
-            size=size,
-            scale=(0.7, 1.0),
-            rotation=15.0,
-            shear=15.0,
-            flip=0.0,
-            saturation=0.0,
-            hue=0.0,
-            grey=0.0,
-            mean=(0.5, 0.5, 0.5),
-            std=(0.5, 0.5, 0.5),
-        )
+            size=size, scale=(0.7, 1.0), rotation=15.0, shear=15.0, flip=0.0, saturation=0.0, hue=0.0, grey=0.0,
+            mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
+        )  # fmt: skip
         return plain, plain
     if preset == "32":
         return ViewSettings(size=size), ViewSettings(size=size, solarise=0.2)
@@ -228,23 +223,17 @@ def draw(
     )
     blurred_N = u_NU[:, _BLUR] < settings.blur
     return ViewParameters(
-        top_N=top_N,
-        left_N=left_N,
-        height_N=crop_height_N,
-        width_N=crop_width_N,
+        top_N=top_N, left_N=left_N, height_N=crop_height_N, width_N=crop_width_N,
+        brightness_N=brightness_N, contrast_N=contrast_N, saturation_N=saturation_N, hue_N=hue_N,
         flip_N=u_NU[:, _FLIP] < settings.flip,
         jitter_N=u_NU[:, _JITTER] < settings.jitter_probability,
         turn_N4=_ranks(u_NU[:, _TURN]),
-        brightness_N=brightness_N,
-        contrast_N=contrast_N,
-        saturation_N=saturation_N,
-        hue_N=hue_N,
         grey_N=u_NU[:, _GREY] < settings.grey,
         blur_sigma_N=torch.where(blurred_N, _between(u_NU[:, _SIGMA], *settings.blur_sigma), 0.0),
         solarise_N=u_NU[:, _SOLARISE] < settings.solarise,
         rotation_N=_between(u_NU[:, _ROTATION], -settings.rotation, settings.rotation),
         shear_N=_between(u_NU[:, _SHEAR], -settings.shear, settings.shear),
-    )
+    )  # fmt: skip
 
 
 def _draw_crop(
@@ -252,10 +241,9 @@ def _draw_crop(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Top, left, height and width of each crop: the first of ten that fits into the image, else the centre crop."""
     # In float64, so that the last bit of a root or an exponential, in which a GPU may differ, moves no crop.
-    wide = torch.float32 if u_NU.device.type == "mps" else torch.float64
-    u_NU = u_NU.to(wide)
+    u_NU = u_NU.to(widest_float(u_NU.device))
     rows_N1, columns_N1 = (
-        (size.to(wide) if isinstance(size, Tensor) else u_NU.new_full((u_NU.shape[0],), size))[:, None]
+        (size.to(u_NU.dtype) if isinstance(size, Tensor) else u_NU.new_full((u_NU.shape[0],), size))[:, None]
         for size in (height_N, width_N)
     )
     area_NT = rows_N1 * columns_N1 * _between(u_NU[:, _AREA], *settings.scale)

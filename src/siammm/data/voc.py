@@ -88,8 +88,7 @@ def open_voc(
     folder = _voc_folder(Path(root).expanduser())
     names = _split_names(folder, split)
     files = _files(folder / "JPEGImages")
-    absent = next((name for name in names if name not in files), None)
-    if absent is not None:
+    if (absent := next((name for name in names if name not in files), None)) is not None:
         raise InputError(
             f"{shown(absent)} is in the split {split}, but {shown(folder / 'JPEGImages')} has no such image; add it "
             "or take it off the list."
@@ -126,8 +125,7 @@ def _split_names(folder: Path, split: str) -> list[str]:
         there = sorted(file.stem for file in lists.glob("*.txt") if "_" not in file.stem)
         raise InputError(f"{shown(folder)} has no split {split!r}; it has: {listed(there) or '(none)'}.")
     names = read_names(path)
-    odd = [name for name in names if Path(name).name != name or name.startswith(".")]
-    if odd:
+    if odd := [name for name in names if Path(name).name != name or name.startswith(".")]:
         raise InputError(f"{odd[0]!r} in {shown(path)} is no name of an image, such as 000005; correct the list.")
     if (twice := _repeated(names)) is not None:
         raise InputError(f"{twice!r} is in {shown(path)} twice; take one off the list.")
@@ -195,8 +193,7 @@ def _targets(rows: Sequence[dict[str, int]], classes: Sequence[str], images: Seq
     column = {name: i for i, name in enumerate(classes)}
     targets = np.zeros((len(rows), len(classes)), dtype=np.int8)
     for row, (found, image) in enumerate(zip(rows, images, strict=True)):
-        unknown = sorted(set(found) - set(column))
-        if unknown:
+        if unknown := sorted(set(found) - set(column)):
             raise InputError(
                 f"The image {shown(image)} shows the class {unknown[0]!r}, which is none of the {len(classes)} known "
                 f"({listed(classes)}); correct its annotation or add the class."

@@ -135,17 +135,11 @@ def _open_targets(data: str, test: str | None, reading: DataConfig) -> Pair:
 
 
 def _several(train: MultiLabelSet, test: MultiLabelSet, split: dict[str, Any]) -> Pair:
-    parts = [
-        LabelledSet(
-            f"transfer {name}",
-            np.zeros(len(images.source), dtype=np.int64),
-            source=images.source,
-            targets=images.targets,
-            class_names=images.class_names,
-        )
-        for name, images in (("training", train), ("test", test))
-    ]
-    return Pair(parts[0], parts[1], train.class_names, split)
+    def part(name: str, images: MultiLabelSet) -> LabelledSet:
+        labels, source = np.zeros(len(images.source), dtype=np.int64), images.source
+        return LabelledSet(name, labels, source, targets=images.targets, class_names=images.class_names)
+
+    return Pair(part("transfer training", train), part("transfer test", test), train.class_names, split)
 
 
 def _with_targets(data: str, class_names: list[str] | None, reading: DataConfig) -> MultiLabelSet:

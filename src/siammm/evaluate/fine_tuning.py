@@ -94,17 +94,10 @@ def fine_tune(
     if device.type == "cuda":
         cast(Any, network).to(memory_format=torch.channels_last)
     return train_and_score(
-        network,
-        train,
-        test,
-        settings,
-        setup,
-        protocol="fine-tuning of backbone and linear layer",
-        head_rate=settings.head_rate,
-        backbone_rate=settings.backbone_rate,
-        freeze_batch_norm=settings.freeze_batch_norm,
-        min_updates=settings.min_updates,
-    )
+        network, train, test, settings, setup, protocol="fine-tuning of backbone and linear layer",
+        head_rate=settings.head_rate, backbone_rate=settings.backbone_rate,
+        freeze_batch_norm=settings.freeze_batch_norm, min_updates=settings.min_updates,
+    )  # fmt: skip
 
 
 def _subset(train: LabelledSource, test: LabelledSource, subset: Sequence[int] | np.ndarray) -> LabelledSource:

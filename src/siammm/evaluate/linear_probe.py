@@ -41,24 +41,15 @@ LINEAR = LinearSettings()
 """The paper's, for ImageNet: SGD, 0.1 x batch / 256, momentum 0.9, no decay, batch 1024, 90 epochs, cosine."""
 
 PLACES205 = LinearSettings(
-    epochs=14,
-    batch_size=256,
-    learning_rate=0.01,
-    nesterov=True,
-    weight_decay=5e-4,
-    milestones=(4 / 14, 8 / 14, 12 / 14),
-    batch_norm=True,
-)
+    epochs=14, batch_size=256, learning_rate=0.01, nesterov=True, weight_decay=5e-4,
+    milestones=(4 / 14, 8 / 14, 12 / 14), batch_norm=True,
+)  # fmt: skip
 """For Places205, where the paper follows PIRL and gives no numbers: these are from VISSL's configuration, which is by
 PIRL's authors. VISSL pools the last feature map to 2 x 2; here the backbone decides."""
 
 
 def linear_probe(
-    backbone: nn.Module,
-    train: LabelledSource,
-    test: LabelledSource,
-    settings: LinearSettings,
-    setup: Setup,
+    backbone: nn.Module, train: LabelledSource, test: LabelledSource, settings: LinearSettings, setup: Setup
 ) -> ProbeResult:
     """Train a linear layer on the frozen backbone's features of augmented images, and score it on clean test images.
 
@@ -72,16 +63,9 @@ def linear_probe(
     modes = {module: module.training for module in backbone.modules()}
     try:
         return train_and_score(
-            backbone,
-            train,
-            test,
-            settings,
-            setup,
-            protocol="linear layer on a frozen backbone",
-            head_rate=settings.learning_rate,
-            nesterov=settings.nesterov,
-            batch_norm=settings.batch_norm,
-        )
+            backbone, train, test, settings, setup, protocol="linear layer on a frozen backbone",
+            head_rate=settings.learning_rate, nesterov=settings.nesterov, batch_norm=settings.batch_norm,
+        )  # fmt: skip
     finally:
         for module, training in modes.items():
             module.training = training

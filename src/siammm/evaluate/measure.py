@@ -58,14 +58,10 @@ def evaluate(
     if task.set_aside:
         task.data["set_aside"] = task.set_aside
     found = Evaluation(
-        subject=subject.record,
-        data=task.data,
-        test_images=task.test_images,
-        seeds=list(config.seeds),
-        results=results,
-        environment=environment(shlex.join(["siammm", *sys.argv[1:]])),
+        subject=subject.record, data=task.data, test_images=task.test_images, seeds=list(config.seeds),
+        results=results, environment=environment(shlex.join(["siammm", *sys.argv[1:]])),
         unfinished=[one.name for one in protocols[len(results) :]],
-    )
+    )  # fmt: skip
     return found, stopped
 
 
@@ -84,8 +80,7 @@ def choose(names: Sequence[str] | None, task: Task) -> list[Protocol]:
     for name in names:
         if name not in PROTOCOLS:
             raise InputError(f"There is no protocol {name!r}; there are {', '.join(PROTOCOLS)}.")
-        obstacle = _obstacle(PROTOCOLS[name], task)
-        if obstacle is not None:
+        if (obstacle := _obstacle(PROTOCOLS[name], task)) is not None:
             raise InputError(obstacle)
     return [PROTOCOLS[name] for name in dict.fromkeys(names)]
 
@@ -156,6 +151,5 @@ def _check_seeds(seeds: Sequence[int]) -> None:
         raise InputError("There are no seeds; give --seeds one or more whole numbers.")
     if len(set(seeds)) < len(seeds):
         raise InputError(f"The seeds {', '.join(map(str, seeds))} repeat, which adds nothing; give different ones.")
-    odd = [seed for seed in seeds if not 0 <= seed < 2**31]
-    if odd:
+    if odd := [seed for seed in seeds if not 0 <= seed < 2**31]:
         raise InputError(f"The seed {odd[0]} is out of range; seeds are from 0 to {2**31 - 1}.")

@@ -102,7 +102,7 @@ def train_and_score(
 
     Without a ``backbone_rate`` the network stays in evaluation mode and is not changed. Rates are for 256 images.
     """
-    device, seed, size = torch.device(setup.device), setup.seed, setup.view.size
+    device, seed = torch.device(setup.device), setup.seed
     crops = crop_view(setup.view, settings.crop_scale, settings.flip)
     with labelled(train, test, crops, device, seed, setup.reading) as (images, tests, classes):
         network.eval()
@@ -147,16 +147,10 @@ def train_and_score(
         with torch.no_grad():
             logits_QC = torch.cat([head(rows(network, x)) for _, x in tests.loader.clean(0, tests.n)])
         top1, top5 = top_accuracies(logits_QC, tests.labels_N)
-    return ProbeResult(
-        top1=top1,
-        top5=top5,
-        n_classes=len(classes),
-        n_train=images.n,
-        n_test=tests.n,
-        recipe={"protocol": protocol, "optimiser": "SGD"}
-        | asdict(settings)
-        | {"epochs": schedule.epochs, "updates": schedule.total, "image_size": size, "seed": seed},
-    )
+    recipe = {"protocol": protocol, "optimiser": "SGD", **asdict(settings)}
+    recipe |= {"epochs": schedule.epochs, "updates": schedule.total, "image_size": setup.view.size, "seed": seed}
+    n, n_test = images.n, tests.n
+    return ProbeResult(top1=top1, top5=top5, n_classes=len(classes), n_train=n, n_test=n_test, recipe=recipe)
 
 
 def linear_head(width: int, n_classes: int, seed: int) -> nn.Linear:

@@ -55,17 +55,15 @@ def clustering_scores(
     """
     table = _Table.of(labels_true, labels_pred)
     counts_CK, n = table.counts_CK, len(table.true)
+    n_classes, n_clusters = _shape(counts_CK)
     return ClusteringScores(
         ami=_adjusted_mutual_information(counts_CK),
         nmi=float(normalized_mutual_info_score(table.true, table.pred)),
         ari=float(adjusted_rand_score(table.true, table.pred)),
         hungarian_accuracy=_largest_matching(counts_CK) / n,
         majority_accuracy=float(counts_CK.max(axis=0).toarray().sum() / n),
-        n_classes=_shape(counts_CK)[0],
-        n_clusters=_shape(counts_CK)[1],
-        n_samples=n,
-        n_unlabelled=table.n_unlabelled,
-    )
+        n_classes=n_classes, n_clusters=n_clusters, n_samples=n, n_unlabelled=table.n_unlabelled,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

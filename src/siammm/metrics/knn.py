@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from siammm.core.checks import check_at_least, check_positive
+from siammm.core.device import widest_float
 from siammm.core.errors import InputError
 from siammm.metrics.labels import Array, matrix
 from siammm.mixture.neighbours import score_chunk_rows
@@ -90,7 +91,9 @@ def knn_predictions(
             label_Rk = labels_B[index_Rk]
             for predicted_Q, (k, temperature) in zip(predicted, rules, strict=True):
                 # Relative to the nearest, so that a low temperature does not overflow; the order of the votes stays.
-                vote_Rk = _widest((cosine_Rk[:, :k] - cosine_Rk[:, :1]) / temperature).exp()
+                # float64 where there is: a GPU adds votes in no fixed order, and this must not show.
+                nearness_Rk = (cosine_Rk[:, :k] - cosine_Rk[:, :1]) / temperature
+                vote_Rk = nearness_Rk.to(widest_float(nearness_Rk.device)).exp()
                 votes_RC = vote_Rk.new_zeros(q_RD.shape[0], n_classes).scatter_add_(1, label_Rk[:, :k], vote_Rk)
                 predicted_Q[start : start + rows] = votes_RC.argmax(dim=1)
     return predicted
@@ -107,8 +110,7 @@ def knn_accuracy(
     leave_one_out: bool = False,
 ) -> float:
     """The share of queries whose label ``knn_predict`` finds, from 0 to 1."""
-    rules = ((k, temperature),)
-    return knn_accuracies(query, query_labels, bank, bank_labels, rules, leave_one_out=leave_one_out)[0]
+    return knn_accuracies(query, query_labels, bank, bank_labels, ((k, temperature),), leave_one_out)[0]
 
 
 def knn_accuracies(
@@ -148,8 +150,3 @@ def _labels(name: str, labels: Array, n: int) -> Tensor:
     if int(labels_N.min()) < 0:
         raise InputError(f"{name} holds {int(labels_N.min())}, but labels start at 0; leave out what has no label.")
     return labels_N.to(torch.int64)
-
-
-def _widest(x: Tensor) -> Tensor:
-    """float64 where the device has it: a GPU adds votes in no fixed order, and this must not show."""
-    return x if x.device.type == "mps" else x.double()

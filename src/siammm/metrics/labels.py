@@ -26,8 +26,7 @@ def matrix(name: str, values: Array, dtype: torch.dtype | None = None) -> Tensor
     if x_ND.ndim != 2 or 0 in x_ND.shape:
         raise InputError(f"{name} have the shape {tuple(x_ND.shape)}, but one row of numbers per image is needed.")
     x_ND = x_ND if dtype is None else x_ND.to(dtype)
-    bad = int((~x_ND.isfinite()).any(dim=1).sum())
-    if bad:
+    if bad := int((~x_ND.isfinite()).any(dim=1).sum()):
         raise InputError(f"{bad} of the {x_ND.shape[0]} rows of {name.lower()} hold NaN or infinity; leave them out.")
     return x_ND
 
@@ -98,9 +97,8 @@ def numbered_together(
     missing = (codes < 0) | np.concatenate([below_zero(array) for array in values])
     for name, absent, n in (("training", missing[:n_train], n_train), ("test", missing[n_train:], n_test)):
         if absent.any():
-            raise InputError(
-                f"{int(absent.sum())} of the {n} {name} images have no label; label them or leave them out."
-            )
+            missed = int(absent.sum())
+            raise InputError(f"{missed} of the {n} {name} images have no label; label them or leave them out.")
     train, test = codes[:n_train].astype(np.int64), codes[n_train:].astype(np.int64)
     check_classes(train, len(classes))
     return train, test, classes
@@ -130,9 +128,7 @@ def even_folds(labels_N: Array, folds: int, seed: int) -> Tensor:
     n = labels_N.shape[0]
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     order = order[labels_N[order].argsort(stable=True)]
-    fold_N = torch.empty(n, dtype=torch.int64)
-    fold_N[order] = torch.arange(n) % folds
-    return fold_N
+    return torch.empty(n, dtype=torch.int64).scatter_(0, order, torch.arange(n) % folds)
 
 
 def _objects(labels: Sequence[Any]) -> np.ndarray:

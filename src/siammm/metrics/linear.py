@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from siammm.core.device import widest_float
 from siammm.core.errors import InputError
 from siammm.metrics.labels import (
     Array,
@@ -30,14 +31,13 @@ from siammm.metrics.labels import (
     matrix,
     numbered_together,
     same_width,
-)
+)  # fmt: skip
 
 PENALTIES = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 """The factors on half the squared weights that are tried."""
 
-FEWEST = 20
-"""The fewest features that can be trained on and held out."""
-
+# The fewest features that can be trained on and held out.
+_FEWEST = 20
 # Up to so many features all of them judge the penalty, in folds; beyond, a held-out tenth is enough.
 _FEW = 5000
 _FOLDS = 5
@@ -105,10 +105,7 @@ def fit_linear(
     The penalty is chosen by the likelihood in five-fold cross-validation; with more than 5,000 features, by the
     accuracy on a held-out tenth. ``n_classes`` is one more than the largest label by default.
     """
-    x_ND, y_N, n_classes = _checked(features_ND, labels_N, n_classes)
-    _check_penalties(penalties)
-    mean_D, deviation_D = _standardising(x_ND)
-    x_ND = (x_ND - mean_D) / deviation_D
+    x_ND, y_N, n_classes, mean_D, deviation_D = _standardised(features_ND, labels_N, n_classes, penalties)
     penalty = float(penalties[0])
     if len(penalties) > 1:
         many = x_ND.shape[0] > _FEW
@@ -139,21 +136,12 @@ def linear_scores(
     y_N, y_Q, classes = numbered_together(train_labels, test_labels, x_ND.shape[0], x_QD.shape[0])
     fitted = fit_linear(x_ND, y_N, n_classes=len(classes), penalties=penalties, seed=seed)
     top1, top5 = top_accuracies(fitted.logits(x_QD), torch.from_numpy(y_Q).to(x_ND.device))
-    return ProbeResult(
-        top1=top1,
-        top5=top5,
-        n_classes=len(classes),
-        n_train=x_ND.shape[0],
-        n_test=x_QD.shape[0],
-        recipe={
-            "protocol": "logistic regression on standardised features",
-            "optimiser": "L-BFGS",
-            "penalty": fitted.penalty,
-            "penalties_tried": [float(penalty) for penalty in penalties],
-            "augmentation": "none",
-            "seed": seed,
-        },
-    )
+    recipe = {
+        "protocol": "logistic regression on standardised features", "optimiser": "L-BFGS", "penalty": fitted.penalty,
+        "penalties_tried": [float(penalty) for penalty in penalties], "augmentation": "none", "seed": seed,
+    }  # fmt: skip
+    n, n_test = x_ND.shape[0], x_QD.shape[0]
+    return ProbeResult(top1=top1, top5=top5, n_classes=len(classes), n_train=n, n_test=n_test, recipe=recipe)
 
 
 def linear_accuracy(train: Array, train_labels: Labels, test: Array, test_labels: Labels, *, seed: int = 0) -> float:
@@ -170,10 +158,7 @@ def out_of_fold_probabilities(
     probabilities are wanted here and not only their order. A class with a single feature gets 0 where that feature is
     held out.
     """
-    x_ND, y_N, n_classes = _checked(features_ND, labels_N, None)
-    _check_penalties(penalties)
-    mean_D, deviation_D = _standardising(x_ND)
-    x_ND = (x_ND - mean_D) / deviation_D
+    x_ND, y_N, n_classes, _, _ = _standardised(features_ND, labels_N, None, penalties)
     return _chosen(x_ND, y_N, n_classes, penalties, even_folds(y_N, _FOLDS, seed), by_accuracy=False)[1].exp()
 
 
@@ -185,7 +170,10 @@ def top_accuracies(logits_QC: Tensor, labels_Q: Tensor) -> tuple[float, float | 
     return top1, float(best.any(dim=1).double().mean()) if n_classes > 5 else None
 
 
-def _checked(features: Array, labels: Labels, n_classes: int | None) -> tuple[Tensor, Tensor, int]:
+def _standardised(
+    features: Array, labels: Labels, n_classes: int | None, penalties: Sequence[float]
+) -> tuple[Tensor, Tensor, int, Tensor, Tensor]:
+    """Features and labels that can be fitted, the number of classes, and the mean and deviation of each feature."""
     x_ND = matrix("The features", features, torch.float32)
     values = labels_as_array(labels)
     if values.shape != (x_ND.shape[0],):
@@ -193,33 +181,24 @@ def _checked(features: Array, labels: Labels, n_classes: int | None) -> tuple[Te
     if values.dtype.kind not in "iu":
         raise InputError(f"The labels are {values.dtype}, but whole numbers from 0 are needed; number the classes.")
     values = values.astype(np.int64)
-    absent = int((values < 0).sum())
-    if absent:
+    if absent := int((values < 0).sum()):
         raise InputError(f"{absent} of the {len(values)} features have no label (below 0); leave them out.")
-    if x_ND.shape[0] < FEWEST:
-        raise InputError(f"There are {x_ND.shape[0]} training features, but a probe needs {FEWEST} or more.")
+    if x_ND.shape[0] < _FEWEST:
+        raise InputError(f"There are {x_ND.shape[0]} training features, but a probe needs {_FEWEST} or more.")
     largest = int(values.max())
-    if n_classes is None:
-        n_classes = largest + 1
+    n_classes = largest + 1 if n_classes is None else n_classes
     if largest >= n_classes:
         raise InputError(f"The labels hold {largest}, but with {n_classes} classes the largest is {n_classes - 1}.")
     check_classes(values, 2)
-    if x_ND.numel() <= _IN_DOUBLE and x_ND.device.type != "mps":
-        x_ND = x_ND.double()
-    return x_ND, torch.from_numpy(values).to(x_ND.device), n_classes
-
-
-def _check_penalties(penalties: Sequence[float]) -> None:
     if not penalties or not all(0 < penalty < math.inf for penalty in penalties):
         raise InputError(f"The penalties are {tuple(penalties)}, but there must be one or more, all above 0.")
-
-
-def _standardising(x_ND: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of each column and its deviation; a constant column is divided by 1."""
+    if x_ND.numel() <= _IN_DOUBLE:
+        x_ND = x_ND.to(widest_float(x_ND.device))
     mean_D, deviation_D = x_ND.mean(dim=0), x_ND.std(dim=0, correction=0)
-    # A constant column's rounding errors must not be blown up to a deviation of 1.
-    constant_D = deviation_D <= 1e-6 * mean_D.abs().clamp_min(1e-6)
-    return mean_D, torch.where(constant_D, 1.0, deviation_D)
+    # A constant column is divided by 1: its rounding errors must not be blown up to a deviation of 1.
+    deviation_D = torch.where(deviation_D <= 1e-6 * mean_D.abs().clamp_min(1e-6), 1.0, deviation_D)
+    x_ND = (x_ND - mean_D) / deviation_D
+    return x_ND, torch.from_numpy(values).to(x_ND.device), n_classes, mean_D, deviation_D
 
 
 def _chosen(
@@ -276,13 +255,8 @@ class _Path:
     def fit(self, penalty: float, n_classes: int, *, tolerance: float = 1e-9) -> tuple[Tensor, Tensor]:
         """Weights (C, D) and biases (C,); the search ends when the loss falls by less than the tolerance."""
         weight_KD, bias_K = self._weight_KD, self._bias_K
-        optimiser = torch.optim.LBFGS(
-            [weight_KD, bias_K],
-            max_iter=_MOST_STEPS,
-            tolerance_change=tolerance,
-            history_size=20,
-            line_search_fn="strong_wolfe",
-        )
+        how: dict[str, Any] = {"max_iter": _MOST_STEPS, "tolerance_change": tolerance, "history_size": 20}
+        optimiser = torch.optim.LBFGS([weight_KD, bias_K], **how, line_search_fn="strong_wolfe")
 
         def closure() -> Tensor:
             optimiser.zero_grad()

@@ -167,19 +167,15 @@ def svm_map(
         }
         for points in (None, VOC07_POINTS)
     )
+    recipe = {"protocol": "one linear SVM a class on frozen features", "loss": "squared hinge"}
     return MultiLabelResult(
         mean_average_precision=float(np.mean(list(whole.values()))),
         mean_average_precision_11=float(np.mean(list(at_11.values()))),
-        average_precision=whole,
-        average_precision_11=at_11,
+        average_precision=whole, average_precision_11=at_11,
         costs={name: cost for name, (cost, _, _) in zip(names, fitted, strict=True)},
         n_unconverged=sum(not converged for _, converged, _ in fitted),
-        n_train=len(train_ND),
-        n_test=len(test_ND),
-        recipe={"protocol": "one linear SVM a class on frozen features", "loss": "squared hinge"}
-        | asdict(settings)
-        | {"seed": seed},
-    )
+        n_train=len(train_ND), n_test=len(test_ND), recipe=recipe | asdict(settings) | {"seed": seed},
+    )  # fmt: skip
 
 
 def check_targets(targets: Array, *, ndim: int) -> np.ndarray:

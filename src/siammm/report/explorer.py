@@ -134,7 +134,7 @@ class Explorer:
         try:
             pixels = decode.decode(file, max_pixels=_MOST_PIXELS)
         except BadImage as error:
-            raise InputError(f"The picture {error.reason}; give another.") from error
+            raise InputError(f"The picture {error}; give another.") from error
         with self._computing:
             embedding_1D = self._embedded(pixels)
             mixture = self.run.mixture

@@ -10,8 +10,9 @@ Legend:  K clusters, D dimensions, M rows of the page's table.
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from siammm.report.projection import MapMethod
 from siammm.report.schema import FORMAT, Contents, Images, Thumbnails
 from siammm.report.thumbnails import Layout
 from siammm.runs.run import Run
+from siammm.settings.commands import ExploreConfig, ReportConfig
 
 # Thumbnails of a sheet that is made while the user waits for it.
 _THUMBNAILS_ASKED = 128
@@ -54,6 +56,12 @@ class GatherSettings:
     """Where the page looks for sheets that it does not hold."""
     live: bool = False
     """Whether the page is served: then sheets are made when they are asked for."""
+
+    @classmethod
+    def of(cls, config: ReportConfig | ExploreConfig, **others: Any) -> GatherSettings:
+        """The settings of a command, and others."""
+        shared = {field.name: getattr(config, field.name) for field in fields(cls) if hasattr(config, field.name)}
+        return cls(**shared | others)
 
 
 @dataclass(frozen=True, kw_only=True)
