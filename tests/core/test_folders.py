@@ -132,6 +132,6 @@ def test_checking_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_not_utf_8_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not UTF-8, and nothing can be stored there; choose another --output"):
+    with pytest.raises(InputError, match="is not a UTF-8 name; choose another --output"):
         check_new_folder(tmp_path / os.fsdecode(b"caf\xe9-run"))
     assert not list(tmp_path.iterdir())

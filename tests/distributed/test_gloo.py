@@ -155,7 +155,7 @@ def test_what_one_rank_refuses_every_rank_refuses(spoil: str, two: dict[str, Fou
         assert rank["seconds"] < 5
     assert SPOILT[spoil] in str(two[spoil][1]["error"])
     if spoil in ("nan", "zero-dimensional"):  # what concerns the shards of all is said by all
-        assert "Rank 1 cannot use what it was given" in str(two[spoil][0]["error"])
+        assert "Rank 1 cannot use its input" in str(two[spoil][0]["error"])
     else:
         assert two[spoil][0]["error"] == two[spoil][1]["error"]
 

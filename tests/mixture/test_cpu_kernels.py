@@ -127,7 +127,7 @@ def test_rows_with_too_many_rivals_are_marked(build: Any) -> None:
         2,
         scale_N=low.step_N * components.step,
         reach_N=components.reach(x, low.step_N),
-        slack_N=(2 * components.hidden(low.step_N) / (low.step_N * components.step)).clamp_max(2.0**29).int(),
+        slack_N=(2 * components.error(low.step_N) / (low.step_N * components.step)).clamp_max(2.0**29).int(),
     )
     assert found is not None
     assert found[2].nonzero()[:, 0].tolist() == [7]

@@ -24,11 +24,8 @@ def check_new_folder(path: Path, *, overwrite: bool = False, ours: frozenset[str
     try:
         str(target).encode()
     except UnicodeEncodeError as error:
-        # The libraries that write tensors and tables open no such file.
-        raise InputError(
-            f"The output {shown(path)} has a name that is not UTF-8, and nothing can be stored there; choose another "
-            "--output."
-        ) from error
+        # The libraries that write tensors and tables cannot open such a file.
+        raise InputError(f"The output {shown(path)} is not a UTF-8 name; choose another --output.") from error
     if target.exists() and not target.is_dir():
         raise InputError(f"The output {path} is a file, but a folder is needed; choose another --output.")
     try:

@@ -7,7 +7,6 @@ import os
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
 
 import torch
 import torch.distributed as dist
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from siammm.core.device import choose_device
 from siammm.core.errors import InputError
 
-# A rank that reads its images from a slower disk may come minutes later than the others; one that died never comes.
+# Ranks with slower disks may be minutes late.
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 GRACE_SECONDS = 0.1
@@ -39,9 +38,7 @@ class Context:
     def __enter__(self) -> Context:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         cleanup()
 
 
@@ -78,21 +75,19 @@ def setup(device: str = "auto", *, timeout: timedelta = DEFAULT_TIMEOUT) -> Cont
 def cleanup() -> None:
     """Leave the group that ``setup`` joined; one that somebody else set up is left alone.
 
-    The group's threads end with its last reference, and a training that stopped halfway is in a cycle that holds one.
-    A thread that still lets go of a tensor while Python shuts down aborts the process (pytorch's issue 190489).
+    A thread of the group that frees a tensor while Python shuts down aborts the process (pytorch's issue 190489). The
+    threads end with the last reference to the group: a cycle may hold one, which is collected here, or the frames of an
+    error, for which the threads get a short time to finish.
     """
     global _made_here
     if _made_here and dist.is_initialized():
         gc.collect()
         dist.destroy_process_group()
-        # The frames of an error on its way up may hold the group all the same: then its threads have this long to
-        # let go of their last piece of work.
         time.sleep(GRACE_SECONDS)
     _made_here = False
 
 
 def _from_environment(name: str, default: int, *, least: int) -> int:
-    """A whole number that torchrun sets."""
     text = os.environ.get(name, str(default))
     try:
         number = int(text)

@@ -42,7 +42,7 @@ def is_writer() -> bool:
 
 @contextmanager
 def refused_together(device: torch.device) -> Generator[None]:
-    """What one rank refuses in here, every rank refuses: none goes on to wait for the others forever.
+    """If one rank raises in here, every rank raises, so that none waits for the others forever.
 
     Every rank must enter and leave; nothing inside may be a collective.
     """
@@ -55,9 +55,7 @@ def refused_together(device: torch.device) -> Generator[None]:
     if problem is not None:
         raise problem
     if any(refused):
-        raise InputError(
-            f"Rank {refused.index(1)} cannot use what it was given, so no rank goes on; its own message says why."
-        )
+        raise InputError(f"Rank {refused.index(1)} cannot use its input, so all ranks stop; its own message says why.")
 
 
 def all_reduce_sum(*tensors: Tensor) -> None:
@@ -97,10 +95,9 @@ def all_gather_rows(rows: Tensor, device: torch.device) -> Tensor:
 
 
 def all_gather_batch(batch: Tensor) -> Tensor:
-    """Every rank's batch, one under the other in the order of ranks, without gradients.
+    """Every rank's batch, concatenated in the order of ranks, without gradients.
 
-    All ranks must pass the same shape and type: then no sizes are exchanged first, and it can be captured in a CUDA
-    graph. ``all_gather_rows`` is for batches of different sizes.
+    All ranks must pass the same shape and type, so that no sizes are exchanged and a CUDA graph can capture it.
     """
     batch = batch.detach()
     if not active():
@@ -128,5 +125,5 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def _transport(device: torch.device) -> torch.device:
-    """Where small integers must live to travel: NCCL wants them on the GPU, gloo anywhere."""
+    """Where small integers are sent from: NCCL needs them on the GPU."""
     return device if device.type == "cuda" else torch.device("cpu")

@@ -1,30 +1,28 @@
-"""The acceptance test behind ``merge="auto"``: are two components one, and does a component stand by itself?
+"""The acceptance test behind ``merge="auto"``: are two components one, and does a component stand alone?
 
-k-means cuts a single cloud of points in two as readily as it separates two clouds, and the halves of a cut look apart
-*because* they were cut. Two measures see through this:
+k-means cuts one cluster in two as readily as it separates two clusters, and the halves look separate *because* they
+were cut. So a sample is never compared with a mean it is part of: its own component is taken without it (*left out*).
+Two tests build on this.
 
-- A sample is never compared with a mean it is part of: its own component counts without it (*left out*). With fewer
-  samples than dimensions, a sample is otherwise always nearest to its own component, whatever the truth.
-- **The pair.** On the axis t(x) = similarity to i - similarity to j, two groups must explain the members better than
-  a *flat* density cut in half would. In nats a sample, with p the share of i, Delta the difference of the two means and
-  s^2 the variance within,
+- **The pair.** On the axis t(x) = similarity to i - similarity to j, two groups must describe the members better than
+  a *flat* density cut in half would. In nats per sample, with p the share of i, Delta the difference of the two means
+  and s^2 the variance within,
 
       gain = 1/2 ln(1 + p (1 - p) Delta^2 / s^2) - Hb(p),
 
-  where the entropy Hb(p) is the price of saying which group a sample is in. A flat density cut in half gains exactly 0
+  where the entropy Hb(p) is the cost of saying which group a sample is in. A flat density cut in half gains exactly 0
   (Delta / s = sqrt 12), a bell cut in half less, two separate bells more. The pair is *kept apart* if
   n (gain - MARGIN) > NATS.
 - **The component.** A *stray* is a member that is nearer to its second component than to its own, once left out of it.
-  A component *stands alone* if (strays + 1) / n <= STRAYS. Scattered outliers and noise seldom do, nor does anything
-  with fewer than 1 / STRAYS samples.
+  A component *stands alone* if (strays + 1) / n <= STRAYS: scattered outliers and fewer than 1 / STRAYS samples do not.
 
-Every component proposes to merge with the one of its nearest it gains least from; the proposal is taken if the pair is
-not to be kept apart, or if the proposer does not stand alone. When no proposal is taken, every survivor is offered a
-split along its main axis. It stays in two if these two are to be kept apart, and the same rounds then confirm or undo
-it: this frees components that merged too early.
+Every component proposes to merge with the neighbour of least gain. The proposal is accepted if the pair is not kept
+apart, or if the proposer does not stand alone. When no proposal is accepted, every component is offered a split along
+its main axis, which corrects components that merged too early: halves that are kept apart stay two, and go through the
+same rounds again.
 
-The constants were fixed on twelve synthetic families and looked at on scikit-learn's digits; eleven other families
-judged them (``benchmarks/merge_families.py``, ``docs/decisions/0003-when-to-stop-merging.md``).
+The constants were chosen on twelve synthetic families and tested on eleven others and scikit-learn's digits
+(``benchmarks/merge_families.py``, ``docs/decisions/0003-when-to-stop-merging.md``).
 
 Legend:  N samples, K components, P pairs, D dimensions, F length of the statistic.
 """
@@ -48,11 +46,10 @@ from siammm.mixture.samples import Samples
 MARGIN = 0.05
 NATS = 8.0
 STRAYS = 0.05
-# The nearest components that each one is tested against: the nearest alone may be one that it is right to stay apart
-# from.
+# How many of its nearest components each one is tested against.
 PARTNERS = 3
 _AXIS_STEPS = 8
-# Entries (sample, partner) worked on at once.
+# Entries (sample, partner) processed at once.
 _ENTRIES = 2**15
 _GPU_ENTRIES = 2**20
 
@@ -68,7 +65,7 @@ class Members:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the pairs and the components say for themselves."""
+    """The result of the tests: the gain of each pair, which are kept apart, and which components stand alone."""
 
     pair_P2: Tensor
     gain_P: Tensor
@@ -77,13 +74,11 @@ class Evidence:
 
 
 def members(samples: Samples, components: Components, assignment: Assignment) -> Members:
-    """One pass: the two nearest components of every sample, and each component's own samples summed up."""
+    """One pass: the two nearest components of every sample, and the sums of the samples nearest to each."""
     k = int(components.weight_K.shape[0])
     first_N = torch.empty(samples.n_rows, dtype=torch.int64, device=samples.device)
     second_N = torch.empty_like(first_N)
-    count_K = torch.zeros_like(components.weight_K)
-    width = components.statistic(components.centre_KD[:1]).shape[1]
-    total_KF = count_K.new_zeros(k, width)
+    count_K, total_KF = torch.zeros_like(components.weight_K), em.empty_totals(components)
     two = Assignment(n_neighbours=2, backend=assignment.backend)
     for start, x_ND in samples.chunks(em.pass_rows(samples, k, two)):
         index_NH = em.nearest_components(components, two, x_ND)[1]
@@ -98,11 +93,11 @@ def members(samples: Samples, components: Components, assignment: Assignment) ->
 
 
 def evidence(samples: Samples, found: Members, pair_P2: Tensor, *, unit: bool) -> Evidence:
-    """One more pass: every member on the axes of its component's pairs, and whether it is a stray."""
+    """One more pass: every member on the axes of its component's pairs, and the strays."""
     count_K = found.statistics.count_K
     k, d = count_K.shape[0], samples.n_columns
     mean_KD = found.statistics.mean_KF[:, :d]
-    centre_KD = mean_KD / _length(mean_KD).clamp_min(1e-300) if unit else mean_KD
+    centre_KD = _directions(mean_KD) if unit else mean_KD
     resultant_K = _length(found.statistics.total_KF[:, :d])[:, 0]
     pairs = _DirectedPairs.of(pair_P2, k)
     moment_S3 = torch.zeros(2 * pair_P2.shape[0], 3, dtype=torch.float64, device=count_K.device)
@@ -120,10 +115,8 @@ def evidence(samples: Samples, found: Members, pair_P2: Tensor, *, unit: bool) -
         # One entry for each sample and each pair its component is in.
         degree = local.degree_K[first]
         sample = torch.arange(x_ND.shape[0], device=x_ND.device).repeat_interleave(degree)
-        within = torch.arange(sample.shape[0], device=x_ND.device) - (degree.cumsum(0) - degree).repeat_interleave(
-            degree
-        )
-        entry = local.begin_K[first[sample]] + within
+        before = (degree.cumsum(0) - degree).repeat_interleave(degree)
+        entry = local.begin_K[first[sample]] + torch.arange(sample.shape[0], device=x_ND.device) - before
         t = own[sample] - _similarity(x_ND[sample], w_KD[local.other_S[entry]], unit=unit)
         slot = local.slot_S[entry]
         t = torch.where(slot % 2 == 0, t, -t).to(moment_S3)
@@ -134,7 +127,7 @@ def evidence(samples: Samples, found: Members, pair_P2: Tensor, *, unit: bool) -
 
 
 def pair_gain(moment_P23: Tensor) -> tuple[Tensor, Tensor]:
-    """What two groups gain over one, in nats a sample, and whether the two are to be kept apart.
+    """The gain of two groups over one, in nats per sample, and whether the two are kept apart.
 
     The moments are count, sum and sum of squares of t(x) on each side of a pair.
     """
@@ -142,19 +135,19 @@ def pair_gain(moment_P23: Tensor) -> tuple[Tensor, Tensor]:
     total_P = count_P2.sum(dim=1).clamp_min(1)
     mean_P2 = sum_P2 / count_P2.clamp_min(1)
     apart_P = mean_P2[:, 0] - mean_P2[:, 1]
-    # Off zero, but relative to the distance: points may come in any unit.
     within_P = (square_P2 - sum_P2 * mean_P2).sum(dim=1) / total_P
+    # Above zero, relative to the distance: samples may have any unit.
     within_P = torch.maximum(within_P, 1e-12 * apart_P**2).clamp_min(1e-300)
     share_P = (count_P2[:, 0] / total_P).clamp(1e-12, 1 - 1e-12)
     entropy_P = -(share_P * share_P.log() + (1 - share_P) * (1 - share_P).log())
     gain_P = 0.5 * torch.log1p(share_P * (1 - share_P) * apart_P**2 / within_P) - entropy_P
-    # Sides that overlap once left out, and sides of one sample, are no evidence at all.
+    # Sides that overlap once left out, and sides of one sample, are no evidence.
     gain_P = torch.where((apart_P > 0) & (count_P2.amin(dim=1) > 1), gain_P, torch.full_like(gain_P, -1.0))
     return gain_P, total_P * (gain_P - MARGIN) > NATS
 
 
 def proposals(found: Evidence, most: int) -> list[tuple[int, int]]:
-    """The pairs to merge, least gain first, at most so many; no component is in two of them."""
+    """The pairs to merge, least gain first, at most ``most``; no component is in two of them."""
     order = found.gain_P.argsort(stable=True)
     pair_P2, apart_P = found.pair_P2[order], found.apart_P[order]
     # A component proposes once, to the partner of least gain.
@@ -162,7 +155,7 @@ def proposals(found: Evidence, most: int) -> list[tuple[int, int]]:
     first_K = torch.full_like(found.alone_K, pair_P2.shape[0], dtype=torch.int64)
     first_K.scatter_reduce_(0, pair_P2.T.reshape(-1), place_P.repeat(2), "amin")
     proposes_P2 = first_K[pair_P2] == place_P[:, None]
-    # What is apart merges only if one of those that propose it cannot stand alone.
+    # Pairs that are kept apart merge only if a proposer does not stand alone.
     proposes_P2 &= ~(apart_P[:, None] & found.alone_K[pair_P2])
     used: set[int] = set()
     chosen: list[tuple[int, int]] = []
@@ -186,11 +179,9 @@ def nearby_pairs(centre_KD: Tensor, *, unit: bool) -> Tensor:
 
 
 def halves(samples: Samples, components: Components, assignment: Assignment, *, unit: bool) -> tuple[Tensor, Tensor]:
-    """Two centres for every component, on either side of its main axis, and which two are of one, pair_P2.
+    """Two centres for every component, on either side of its main axis, and which two belong together, pair_P2.
 
-    Empty sides are left out.
-
-    The axis comes from power iteration on the covariance of the component's own samples: a few passes over the data.
+    Empty sides are left out. The axis comes from power iteration on the covariance of the component's own samples.
     """
     k, d = components.centre_KD.shape
     found = members(samples, components, assignment)
@@ -198,7 +189,7 @@ def halves(samples: Samples, components: Components, assignment: Assignment, *, 
     axis_KD = torch.randn(k, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(mean_KD.device)
     rows = em.pass_rows(samples, k, Assignment())
     for _ in range(_AXIS_STEPS):
-        axis_KD = axis_KD / _length(axis_KD).clamp_min(1e-300)
+        axis_KD = _directions(axis_KD)
         total_KD = torch.zeros_like(mean_KD)
         for start, x_ND in samples.chunks(rows):
             first = found.first_N[start : start + x_ND.shape[0]]
@@ -218,9 +209,8 @@ def halves(samples: Samples, components: Components, assignment: Assignment, *, 
     ranks.all_reduce_sum(count_2K, total_2KD)
     filled = count_2K > 0
     centre_SD = total_2KD[filled] / count_2K[filled, None]
-    place_K2 = (filled.cumsum(0) - 1).view(k, 2)
-    pair_P2 = place_K2[filled.view(k, 2).all(dim=1)]
-    return (centre_SD / _length(centre_SD).clamp_min(1e-300) if unit else centre_SD), pair_P2
+    pair_P2 = (filled.cumsum(0) - 1).view(k, 2)[filled.view(k, 2).all(dim=1)]
+    return (_directions(centre_SD) if unit else centre_SD), pair_P2
 
 
 @dataclass(frozen=True)
@@ -234,10 +224,9 @@ class _DirectedPairs:
 
     @classmethod
     def of(cls, pair_P2: Tensor, k: int) -> _DirectedPairs:
-        number_P = torch.arange(pair_P2.shape[0], device=pair_P2.device)
-        source = torch.cat([pair_P2[:, 0], pair_P2[:, 1]])
-        other = torch.cat([pair_P2[:, 1], pair_P2[:, 0]])
-        slot = torch.cat([2 * number_P, 2 * number_P + 1])
+        slot_P = 2 * torch.arange(pair_P2.shape[0], device=pair_P2.device)
+        source, other = pair_P2.T.reshape(-1), pair_P2.flip(1).T.reshape(-1)
+        slot = torch.cat([slot_P, slot_P + 1])
         order = source.argsort(stable=True)
         degree_K = torch.bincount(source, minlength=k)
         return cls(degree_K, degree_K.cumsum(0) - degree_K, other[order], slot[order])
@@ -256,8 +245,8 @@ def _left_out(
 ) -> Tensor:
     """Each sample's similarity to its own component without it; 0 where it is the only one.
 
-    For directions, with S the sum over the component: cos(x, S - x) = (x.S - 1) / |S - x|. For points, the distance
-    from the mean of the others is n / (n - 1) times that from the mean of all.
+    For directions, with S the sum over the component: cos(x, S - x) = (x.S - 1) / |S - x|. Otherwise the distance from
+    the mean of the others is n / (n - 1) times that from the mean of all.
     """
     count_N = count_K[first_N]
     if not unit:
@@ -274,3 +263,7 @@ def _sums(rows_ND: Tensor, group_N: Tensor, k: int) -> Tensor:
 
 def _length(rows: Tensor) -> Tensor:
     return (rows * rows).sum(dim=1, keepdim=True).sqrt()
+
+
+def _directions(rows: Tensor) -> Tensor:
+    return rows / _length(rows).clamp_min(1e-300)

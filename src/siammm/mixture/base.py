@@ -155,21 +155,17 @@ class Mixture(DensityMixin, BaseEstimator):
         assert best is not None
         self._publish(best.components, X)
         self.n_components_ = int(best.components.weight_K.shape[0])
-        self.merges_ = best.merges
-        self.lower_bounds_ = best.log_likelihoods
-        self.n_iter_, self.converged_ = len(best.log_likelihoods), best.converged
-        # From what was published, so that predict, which has nothing else, finds the same to the last bit.
+        self.merges_, self.converged_ = best.merges, best.converged
+        self.lower_bounds_, self.n_iter_ = best.log_likelihoods, len(best.log_likelihoods)
+        # From the published attributes, as in predict, so that labels are the same to the last bit.
         components = self._components(samples.parameter_device)
         index_NH, _, log_likelihood = em.assignments(samples, components, self._assignment())
         ranks.all_reduce_sum(log_likelihood)
         self.lower_bound_ = float(log_likelihood) / samples.n_total
         self.labels_ = in_the_form_of(index_NH[:, 0], X)
         if not self.converged_ and ranks.is_writer():
-            warnings.warn(
-                f"EM did not converge in {self.max_iter} steps; raise max_iter or tol.",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
+            text = f"EM did not converge in {self.max_iter} steps; raise max_iter or tol."
+            warnings.warn(text, ConvergenceWarning, stacklevel=2)
         return self
 
     def fit_predict(self, X: Matrix, y: object = None) -> Any:
@@ -179,44 +175,30 @@ class Mixture(DensityMixin, BaseEstimator):
     def _fit_once(
         self, samples: Samples, components: Components, generator: torch.Generator, progress: FitProgress
     ) -> _Fit:
-        assignment = self._assignment()
-        merges = None
+        assignment, merges = self._assignment(), None
         if self.merge is not None:
-            components, history = merge.merged(
-                samples,
-                components,
-                assignment,
-                merge.MergeSettings(
-                    rule=self.merge,
-                    threshold=self.merge_threshold,
-                    floor=self.merge_floor,
-                    share=self.merge_share,
-                    unit=self._unit,
-                ),
-                on_round=progress.merged,
-            )
+            limits: dict[str, Any] = {
+                "threshold": self.merge_threshold,
+                "floor": self.merge_floor,
+                "share": self.merge_share,
+            }
+            settings = merge.MergeSettings(rule=self.merge, unit=self._unit, **limits)
+            components, history = merge.merged(samples, components, assignment, settings, on_round=progress.merged)
             merges = history.finished(components.centre_KD)
         components, log_likelihoods, converged = em.maximise(
-            samples,
-            components,
-            assignment,
-            max_iter=self.max_iter,
-            tol=self.tol,
-            generator=generator,
-            on_step=lambda step, value: progress.stepped(step, self.max_iter, value),
+            samples, components, assignment, self.max_iter, self.tol, generator, on_step=progress.stepped
         )
         return _Fit(em.calibrated(samples, components, assignment), merges, log_likelihoods, converged)
 
     def _start(self, samples: Samples, init: object, generator: torch.Generator) -> Components:
-        """The components before the first E step of the paper's loop, which one hard assignment has given a spread."""
+        """The components before the first E step of the paper's loop, with spreads from one hard assignment."""
         if init is None and self.warm_start and hasattr(self, "n_components_"):
             return self._carried_over(self, samples)
         init = self.init if init is None else init
         if isinstance(init, Mixture):
+            kind, own_kind = type(init).__name__, type(self).__name__
             if type(init) is not type(self):
-                raise InputError(
-                    f"init is a {type(init).__name__}, but this is a {type(self).__name__}; pass its own kind."
-                )
+                raise InputError(f"init is a {kind}, but this is a {own_kind}; pass a {own_kind}.")
             check_is_fitted(init)
             if init.n_features_in_ != samples.n_columns:
                 raise InputError(
@@ -233,15 +215,15 @@ class Mixture(DensityMixin, BaseEstimator):
                 )
             if init not in seeding.INITS:
                 raise not_one_of("init", init, (*seeding.INITS, "an array", "a fitted mixture"))
-            # Merging wants many small components; joining seeds beforehand would do its work in its place.
+            # Merging needs many small components, so their seeds are not joined beforehand.
             centre_KD = seeding.seeds(samples, k, init, generator, overseed=self.merge is None)
         else:
             centre_KD = self._given_centres(init, samples)
-        components = self._started(centre_KD.to(samples.parameter_device), samples)
-        return merge.restarted(samples, components, centre_KD.to(samples.parameter_device), self._assignment())
+        centre_KD = centre_KD.to(samples.parameter_device)
+        return merge.restarted(samples, self._started(centre_KD, samples), centre_KD, self._assignment())
 
     def _given_centres(self, init: object, samples: Samples) -> Tensor:
-        """Centres the user brought, in the form the components are written in."""
+        """Centres given by the user, in the form that the components need."""
         try:
             centre_KD = torch.as_tensor(cast(Any, init), dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -264,23 +246,21 @@ class Mixture(DensityMixin, BaseEstimator):
         return in_the_form_of(index_NH[:, 0], X)
 
     def predict_proba(self, X: Matrix) -> Any:
-        """The share of each row that each component has: sparse, ``n_neighbours`` entries a row, which sum to 1.
+        """The share of each component in each row: sparse, ``n_neighbours`` entries per row, which sum to 1.
 
         A ``scipy.sparse.csr_matrix`` of shape (n_samples, n_components_), or a sparse tensor for tensors. Under
-        ``assignment="posterior"`` the entries are the largest of the posterior, and sum to what these hold of it.
+        ``assignment="posterior"`` the entries are the largest of the posterior, so a row sums to less than 1.
         """
         samples, components = self._ready(X)
         index_NH, weight_NH, _ = em.assignments(samples, components, self._assignment())
         n, h = index_NH.shape
         shape = (n, components.weight_K.shape[0])
+        index, weight = index_NH.reshape(-1), weight_NH.reshape(-1)
         if isinstance(X, Tensor):
-            row = torch.arange(n, device=index_NH.device).repeat_interleave(h)
-            coordinates = torch.stack([row, index_NH.reshape(-1)])
-            return torch.sparse_coo_tensor(coordinates, weight_NH.reshape(-1), shape, check_invariants=False).to(
-                X.device
-            )
-        data, indices = weight_NH.cpu().numpy().reshape(-1), index_NH.cpu().numpy().reshape(-1)
-        table = scipy.sparse.csr_matrix((data, indices, np.arange(0, n * h + 1, h)), shape=shape)
+            place = torch.stack([torch.arange(n, device=index.device).repeat_interleave(h), index])
+            return torch.sparse_coo_tensor(place, weight, shape, check_invariants=False).to(X.device)
+        entries = (weight.cpu().numpy(), index.cpu().numpy(), np.arange(0, n * h + 1, h))
+        table = scipy.sparse.csr_matrix(entries, shape=shape)
         table.sort_indices()
         return table
 
@@ -292,17 +272,14 @@ class Mixture(DensityMixin, BaseEstimator):
         return in_the_form_of(index_NH, X)
 
     def groups(self, X: Matrix) -> Groups:
-        """Which components belong together: a coarser answer than their number, where these rows give one.
+        """Group the components that belong together, for mixtures fitted with ``merge="auto"``.
 
-        ``label_K`` of the result is the group of every component, ``label_K[labels]`` that of every sample,
-        ``n_groups`` how many there are. Components are grouped by how often samples nearest to one have another as
-        their second nearest; where that has no clear order, every component is a group by itself. For components that
-        ``merge="auto"`` found: the parts that others cut a single cloud into would have groups too.
+        ``label_K`` of the result is the group of every component, ``label_K[labels]`` that of every sample, and
+        ``n_groups`` their number. Components are grouped by how often samples nearest to one have another as their
+        second nearest; if that shows no clear structure, every component is its own group.
         """
         if self.merge != "auto":
-            raise InputError(
-                f'merge is {self.merge!r}, but groups are of components found with merge="auto"; use that.'
-            )
+            raise InputError(f'merge is {self.merge!r}, but groups need components found with merge="auto"; use that.')
         index_N2 = np.asarray(torch.as_tensor(self.nearest(X)).cpu())
         return find_groups(index_N2[:, 0], index_N2[:, -1], self.n_components_)
 
@@ -333,10 +310,8 @@ class Mixture(DensityMixin, BaseEstimator):
         generator = torch.Generator().manual_seed(int(random.randint(2**31 - 1)))
         components = self._components(torch.device("cpu"))
         labels = torch.multinomial(components.weight_K, n_samples, replacement=True, generator=generator).sort().values
-        rows = [
-            self._draw(components, int(k), int(count), generator)
-            for k, count in zip(*labels.unique(return_counts=True), strict=True)
-        ]
+        counts = zip(*labels.unique(return_counts=True), strict=True)
+        rows = [self._draw(components, int(k), int(count), generator) for k, count in counts]
         return torch.cat(rows).numpy(), labels.numpy()
 
     @abstractmethod
@@ -394,16 +369,10 @@ class Mixture(DensityMixin, BaseEstimator):
         least = 2 if self._unit else 1
         least_rows = 0 if ranks.active() else 1  # a rank may have no rows, as long as another has some
         if not isinstance(X, Tensor):
-            try:
-                return validate_data(
-                    self,
-                    X,
-                    reset=reset,
-                    dtype=[np.float32, np.float64, np.float16],  # float16 is widened chunk by chunk
-                    ensure_all_finite=False,  # Samples looks, in the same pass that normalises, and names the row
-                    ensure_min_samples=least_rows,
-                    ensure_min_features=least if reset else 1,
-                )
+            types = [np.float32, np.float64, np.float16]  # float16 is widened chunk by chunk
+            sizes: dict[str, Any] = {"ensure_min_samples": least_rows, "ensure_min_features": least if reset else 1}
+            try:  # Samples looks for numbers that are not finite, in the same pass that normalises
+                return validate_data(self, X, reset=reset, dtype=types, ensure_all_finite=False, **sizes)
             except ValueError as error:
                 raise InputError(str(error)) from error
         if X.ndim != 2 or X.shape[0] < least_rows or X.shape[1] < least:
@@ -412,9 +381,7 @@ class Mixture(DensityMixin, BaseEstimator):
                 f"with at least 1 sample and {least} feature{'s' if least > 1 else ''}."
             )
         if X.is_complex() or X.dtype == torch.bool:
-            raise InputError(
-                f"X is a tensor of {X.dtype}, but embeddings are real numbers; pass a floating-point tensor."
-            )
+            raise InputError(f"X is a tensor of {X.dtype}, but embeddings are real; pass a floating-point tensor.")
         if reset:
             self.n_features_in_ = int(X.shape[1])
         elif X.shape[1] != self.n_features_in_:
@@ -452,6 +419,4 @@ def in_the_form_of(value: Tensor, X: Matrix) -> Any:
         if X.device.type == "mps" and value.dtype == torch.float64:
             value = value.float()
         return value.contiguous().to(X.device)
-    # A copy: an array that shares torch's memory may be a column that keeps a larger table alive, and is not numpy's
-    # own.
-    return np.array(value.cpu().numpy())
+    return np.array(value.cpu().numpy())  # a copy: a column would keep the whole table alive

@@ -134,10 +134,9 @@ class VonMisesFisherComponents:
 
     def log_joint(self, x_ND: Tensor) -> Tensor:
         """Eq. 3 with the weights of Eq. 2, in x's type. Shape: NK."""
-        offset_K = (self._log_weighted_normaliser() + self.kappa_K).to(x_ND)
         # kappa (cosine - 1) + (log c + kappa): both terms stay small where kappa is large.
-        cosine_NK = x_ND @ self.mu_KD.to(x_ND).T
-        return (cosine_NK - 1) * self.kappa_K.to(x_ND) + offset_K
+        offset_K = (self._log_weighted_normaliser() + self.kappa_K).to(x_ND)
+        return (x_ND @ self.mu_KD.to(x_ND).T - 1) * self.kappa_K.to(x_ND) + offset_K
 
     def log_joint_of(self, x_ND: Tensor, score_NH: Tensor, index_NH: Tensor) -> Tensor:
         """Eq. 3 with the weights of Eq. 2 for chosen components. Shape: NH."""
@@ -150,9 +149,8 @@ class VonMisesFisherComponents:
         alive = (count_K > 0) & (rho_K > 0)
         mu_KD = torch.where(alive[:, None], mean_KF / rho_K.clamp_min(1e-300)[:, None], self.mu_KD)
         kappa_K = concentrations(rho_K, mean_KF, count_K, self.settings)
-        return replace(
-            self, mu_KD=mu_KD, kappa_K=torch.where(alive, kappa_K, self.kappa_K), weight_K=count_K / count_K.sum()
-        )
+        kappa_K = torch.where(alive, kappa_K, self.kappa_K)
+        return replace(self, mu_KD=mu_KD, kappa_K=kappa_K, weight_K=count_K / count_K.sum())
 
     def respread(self, count_K: Tensor, mean_KF: Tensor) -> VonMisesFisherComponents:
         """Concentrations and weights alone; a concentration is that of the samples about their own mean direction."""
@@ -179,10 +177,7 @@ class VonMisesFisherComponents:
 
 
 def concentrations(rho_K: Tensor, r_KD: Tensor, count_K: Tensor, settings: ConcentrationSettings) -> Tensor:
-    """kappa for every component from its mean vector.
-
-    Eq. 7, or its appendix C form where the settings hold principal directions.
-    """
+    """kappa of every component from its mean vector: Eq. 7, or appendix C where the settings have a basis."""
     if not isinstance(settings.rule, str):
         return torch.full_like(rho_K, float(settings.rule))
     d = r_KD.shape[1]
@@ -195,6 +190,4 @@ def concentrations(rho_K: Tensor, r_KD: Tensor, count_K: Tensor, settings: Conce
         pooled = (count_K * rho_K).sum() / count_K.sum()
         return vmf.concentration_mle(pooled, d).expand_as(rho_K)
     rho_K = vmf.shrunken_length(rho_K, count_K, settings.shrinkage)
-    if settings.rule == "closed-form":
-        return vmf.concentration_closed_form(rho_K, d)
-    return vmf.concentration_mle(rho_K, d)
+    return (vmf.concentration_closed_form if settings.rule == "closed-form" else vmf.concentration_mle)(rho_K, d)

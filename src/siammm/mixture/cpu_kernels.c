@@ -1,18 +1,14 @@
-/* What takes the time of an iteration on a CPU, compiled on the user's machine (see cpu_kernels.py).
+/* Fused CPU kernels, compiled on the user's machine (see cpu_kernels.py).
 
-   siammm_nearest: the H components with the highest x.w for every row. Bytes propose: a tile of int8 products stays in
-   the cache while the highest of it are picked out. float32 decides: the picked components are scored, until what is
-   left cannot reach the H-th best score (eightbit.py has the bound). Rows that this does not settle are marked.
-
-   siammm_nearest_by_floats: the same for x.w + b by float32 alone, where bytes have no units or b has no place in them.
-   A panel of scores stays in the cache while the highest of it are picked out; no row is left to others.
-
-   siammm_shares: the softmax of short rows, and the logarithm of the sum of their exponentials.
-
-   siammm_sums: how much of the rows each component was given, and the weighted sum of them.
+   siammm_nearest: the H components with the highest x.w for every row. A tile of int8 products stays in the cache while
+   its highest are picked as candidates. float32 scores these until the rest cannot reach the H-th best score
+   (eightbit.py has the bound). Rows that this does not settle are marked.
+   siammm_nearest_by_floats: the same for x.w + b in float32 alone, for CPUs without int8 instructions and for biases.
+   siammm_shares: the softmax and the logsumexp of short rows.
+   siammm_sums: the sum of weights of each component, and the weighted sum of its rows.
 
    Threads take parts of the work as they become free. No result depends on which thread took what; only the sums depend
-   on how many there are, as they are added up in another order.
+   on the number of threads, because it changes the order of additions.
 
    Legend: n rows, k components, d columns, h neighbours; x rows, w components. */
 
@@ -29,7 +25,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* ---- vectors: what they have in common, whether of int32 or of float32 ---- */
+/* ---- vectors: what int32 and float32 have in common ---- */
 
 /* The highest lane. */
 #define DEFINE_HIGHEST(vector, number, width) \
@@ -41,8 +37,7 @@
         return best; \
     }
 
-/* The h-th highest lane of some vectors, or less where some are equal; at least ``bound``. Lanes with the lowest number
-   count for nothing: all others are equal to one of those before, and they are at least h. */
+/* The h-th highest lane of some vectors, or less where some are equal; at least ``bound``. Skips the lowest number. */
 #define DEFINE_HTH_HIGHEST(vector, number, lowest) \
     INLINE number vector##_hth_highest(vector *left, int vectors, int64_t h, number bound) { \
         for (int64_t i = 0; i < h; i++) { \
@@ -57,16 +52,10 @@
         return bound; \
     }
 
-/* Vectors that are right on any CPU, but slow: nothing in the package uses them but the tests. */
+/* Vectors for any CPU, slow: only tests use them. */
 #define DEFINE_PLAIN(vector, number, width, lowest) \
-    typedef struct { \
-        number lane[width]; \
-    } vector; \
-    INLINE vector vector##_load(const void *p) { \
-        vector a; \
-        memcpy(&a, p, sizeof a); \
-        return a; \
-    } \
+    typedef struct { number lane[width]; } __attribute__((may_alias, packed, aligned(1))) vector; \
+    INLINE vector vector##_load(const void *p) { return *(const vector *)p; } \
     INLINE void vector##_store(void *p, vector a) { memcpy(p, &a, sizeof a); } \
     INLINE vector vector##_all(number b) { \
         vector a; \
@@ -87,11 +76,12 @@
         return a; \
     }
 
-/* ---- vectors of int32, as wide as the CPU multiplies bytes ---- */
+/* ---- vectors of int32, as wide as the CPU's int8 instructions ---- */
 
 /* Tests build all three kinds, with NARROW and without the CPU's own instructions. */
 #if defined(__AVX512VNNI__) && !defined(NARROW)
 
+#define PLAIN 0
 #define LANES 16
 #define TILE_ROWS 6
 #define TILE_VECTORS 4
@@ -103,12 +93,13 @@ INLINE ints ints_max(ints a, ints b) { return _mm512_max_epi32(a, b); }
 INLINE int32_t ints_highest(ints a) { return _mm512_reduce_max_epi32(a); }
 INLINE uint32_t ints_at_least(ints a, ints b) { return _mm512_cmpge_epi32_mask(a, b); }
 INLINE ints ints_without(ints a, ints b) { return _mm512_mask_set1_epi32(a, _mm512_cmpeq_epi32_mask(a, b), INT32_MIN); }
-/* acc += the sum of four products of unsigned and signed bytes, in each lane. By its name, since compilers that are
-   given the intrinsic move the sums in and out of memory, which takes twice as long. */
+/* acc += the sum of four products of unsigned and signed bytes, in each lane. In assembly, because compilers move the
+   sums of the intrinsic in and out of memory, which takes twice as long. */
 #define ADD_PRODUCTS(acc, bytes, four) __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(bytes), "v"(four))
 
 #elif defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
 
+#define PLAIN 0
 #define LANES 8
 #define TILE_ROWS 4
 #define TILE_VECTORS 2
@@ -150,27 +141,23 @@ INLINE ints added_products(ints acc, ints bytes, ints four) {
 
 #endif
 
-#ifndef PLAIN
-#define PLAIN 0
-#endif
-
 DEFINE_HTH_HIGHEST(ints, int32_t, INT32_MIN)
 
 #define TILE_COLUMNS (LANES * TILE_VECTORS)
-/* Rows that meet a tile of components while it is in the first cache. */
+/* Rows that meet a tile of components while it is in the L1 cache. */
 #define BLOCK 48
-/* Components whose products with a block of rows are held at once: 192 KB, a part of the second cache. */
+/* Components whose products with a block of rows are held at once: 192 KB of the L2 cache. */
 #define PANEL 1024
 /* Column c is in group c mod GROUPS. The H-th highest of the groups' maxima is a bound on the H-th highest of all. */
 #define GROUPS 64
 #define GROUP_VECTORS (GROUPS / LANES)
 #define MAX_NEIGHBOURS 32
-/* Components picked out for a row; a row with more is left to a full search. */
-#define PICKED 256
-/* What a column has that stands for no component: lower than any product less any slack, of at most 2^29, for up to
-   2^14 columns: these have products down to -2^14 * 255 * 127 = -531 million, and -531 - 537 is above -1,074. */
-#define NOWHERE (INT32_MIN / 2)
 #define MAX_COLUMNS (1 << 14)
+/* Candidates of a row at most; a row with more needs a full search. */
+#define PICKED 256
+/* The product of padding columns: lower than any real product (at least -2^14 * 255 * 127) less the largest slack
+   (2^29). */
+#define NOWHERE (INT32_MIN / 2)
 
 /* ---- threads ---- */
 
@@ -194,12 +181,11 @@ static void *member_alone(void *argument) {
     return NULL;
 }
 
-/* OpenMP's own, if torch has brought it into the process; not linked to, since another copy than torch's would not do.
-   torch's threads stay awake for some milliseconds after each of its operations, in wait for the next one. Others would
-   have to fight them for the cores; these are at hand. */
+/* From torch's copy of OpenMP, if it is in the process. torch's threads spin for some milliseconds after an operation,
+   and other threads would compete with them for the cores. */
 extern void GOMP_parallel(void (*work)(void *), void *job, unsigned n_threads, unsigned flags) __attribute__((weak));
 
-/* Have so many threads, this one among them, take parts until none is left. */
+/* Let n_threads threads, including this one, take parts until none is left. */
 static void together(void (*work)(void *, int64_t *), void *job, int n_threads) {
     enum { MOST = 256 };
     team all = {work, job, 0};
@@ -219,7 +205,7 @@ INLINE int64_t taken(int64_t *next) { return __atomic_fetch_add(next, 1, __ATOMI
 
 INLINE void fail(int *failed) { __atomic_store_n(failed, 1, __ATOMIC_RELAXED); }
 
-/* A thread's own memory; NULL, and the job has failed, where there is none. */
+/* A thread's own memory; NULL, and the job fails, if there is none. */
 static void *allocated(int64_t bytes, int *failed) {
     void *memory = NULL;
     if (!posix_memalign(&memory, 64, (size_t)bytes)) return memory;
@@ -227,7 +213,7 @@ static void *allocated(int64_t bytes, int *failed) {
     return NULL;
 }
 
-/* ---- the nearest components ---- */
+/* ---- the nearest components by int8 products ---- */
 
 typedef struct {
     int64_t n, k, d, h;
@@ -235,11 +221,8 @@ typedef struct {
     const int8_t *x_code;
     const float *w;
     const uint8_t *packed;
-    /* A score is at most product * scale + reach, for the product in bytes. */
-    const float *scale;
-    const float *reach;
-    /* Products less than the H-th highest by more than this cannot matter, but for an error that is noticed. */
-    const int32_t *slack;
+    const float *scale, *reach; /* a score is at most product * scale + reach, for the int8 product */
+    const int32_t *slack; /* products more than this below the H-th highest cannot matter */
     float *score;
     int64_t *index;
     uint8_t *doubtful;
@@ -247,28 +230,23 @@ typedef struct {
 } search;
 
 typedef struct {
-    int32_t product[BLOCK * PANEL];
-    int32_t maxima[BLOCK][GROUPS];
-    int32_t picked_index[BLOCK][PICKED];
-    int32_t picked_product[BLOCK][PICKED];
-    int picked[BLOCK];
-    int too_many[BLOCK];
-    int32_t bound[BLOCK];
-    int32_t least[BLOCK];
-    int32_t offset[BLOCK];
-    int8_t code[]; /* as many as a block of rows has */
+    int32_t product[BLOCK * PANEL], maxima[BLOCK][GROUPS];
+    int32_t picked_index[BLOCK][PICKED], picked_product[BLOCK][PICKED];
+    int picked[BLOCK], too_many[BLOCK];
+    int32_t bound[BLOCK], least[BLOCK], offset[BLOCK];
+    int8_t code[]; /* of a block of rows */
 } scratch;
 
 INLINE int64_t fours(int64_t d) { return (d + 3) / 4; }
 INLINE int64_t padded(int64_t k) { return (k + TILE_COLUMNS - 1) / TILE_COLUMNS * TILE_COLUMNS; }
 
-/* Whether bytes are multiplied in hardware; if not, float32 is faster. */
+/* Whether there are int8 instructions; if not, float32 is faster. */
 int siammm_multiplies_bytes(void) { return !PLAIN; }
 
 int64_t siammm_packed_bytes(int64_t k, int64_t d) { return padded(k) * fours(d) * 4; }
 
-/* Components in the order in which they are multiplied: by tile, by four columns, by component. The bytes are made
-   unsigned by adding 128, as the CPU wants one of two factors; this adds the same to all products of a row. */
+/* Components in the order in which they are multiplied: by tile, by four columns, by component. Adding 128 makes them
+   unsigned, which the instruction needs of one factor; it adds the same to all products of a row. */
 void siammm_pack(const int8_t *w_code, int64_t k, int64_t d, uint8_t *packed) {
     int64_t d4 = fours(d);
     memset(packed, 128, (size_t)siammm_packed_bytes(k, d));
@@ -302,7 +280,7 @@ INLINE void multiply(const int8_t *code, const uint8_t *packed, int64_t d4, int3
         }
 }
 
-/* The last tile, where some columns stand for no component. */
+/* The last tile, where some columns are padding. */
 static void multiply_last(
     const int8_t *code, const uint8_t *packed, int64_t d4, int32_t *product, int32_t *maxima, int64_t columns
 ) {
@@ -318,7 +296,7 @@ static void multiply_last(
     }
 }
 
-/* The rows of a block as they are multiplied: by TILE_ROWS rows, by four columns, by row; zeros where none are. */
+/* The rows of a block in the order in which they are multiplied: by TILE_ROWS rows, by four columns, by row. */
 static void lay_out(const search *job, int64_t first, int rows, scratch *own) {
     int64_t d4 = fours(job->d);
     memset(own->code, 0, (size_t)(BLOCK * d4 * 4));
@@ -342,7 +320,7 @@ static int32_t lower_bound(const int32_t *maxima, int64_t h) {
     return ints_hth_highest(left, GROUP_VECTORS, h, NOWHERE);
 }
 
-/* Drop what later panels have shown to be too low. */
+/* Drop candidates that later panels have shown to be too low. */
 static void weed(scratch *own, int r, int32_t least) {
     int kept = 0;
     for (int i = 0; i < own->picked[r]; i++)
@@ -353,10 +331,10 @@ static void weed(scratch *own, int r, int32_t least) {
     own->picked[r] = kept;
 }
 
-/* Pick out the components of a panel whose products are high enough. */
+/* Add the components of a panel whose products are high enough to the candidates. */
 static void pick(scratch *own, int r, int64_t first, int64_t columns, int64_t h, int32_t slack) {
     const int32_t *product = own->product + r * PANEL;
-    /* Never lower than before: what was dropped then stays dropped. Of equal maxima it counts one, so it may fall. */
+    /* Never lower than before, since dropped candidates stay dropped. (Equal maxima count once, so it could fall.) */
     int32_t bound = lower_bound(own->maxima[r], h);
     own->bound[r] = first && own->bound[r] > bound ? own->bound[r] : bound;
     own->least[r] = own->bound[r] - slack;
@@ -404,7 +382,7 @@ INLINE float dot(const float *a, const float *b, int64_t d) {
 #endif
 }
 
-/* Put a scored component in its place among the best; of equals the first comes first. */
+/* Insert a scored component among the best; of equal scores the first component comes first. */
 INLINE void place(float *score, int64_t *index, int64_t h, float new_score, int64_t new_index) {
     if (!(new_score > score[h - 1] || (new_score == score[h - 1] && new_index < index[h - 1]))) return;
     int64_t at = h - 1;
@@ -416,7 +394,7 @@ INLINE void place(float *score, int64_t *index, int64_t h, float new_score, int6
     index[at] = new_index;
 }
 
-/* Score what was picked out, the promising first, and the rest as long as it could still be among the best. */
+/* Score the candidates: first those above the bound, then those that could still be among the best. */
 static void decide(const search *job, const scratch *own, int64_t row, int r) {
     float *score = job->score + row * job->h;
     int64_t *index = job->index + row * job->h;
@@ -440,10 +418,9 @@ static void decide(const search *job, const scratch *own, int64_t row, int r) {
             place(score, index, job->h, dot(x, job->w + c * job->d, job->d), c);
         }
     }
-    /* What was not picked out has a product of at most this. */
-    int32_t rest = own->least[r] - 1;
+    int32_t rest = own->least[r] - 1; /* the highest product of those that are no candidates */
     int settled = score[job->h - 1] > (rest - own->offset[r]) * scale + reach;
-    job->doubtful[row] = !settled || index[job->h - 1] == INT64_MAX; /* too few, where scores are no numbers */
+    job->doubtful[row] = !settled || index[job->h - 1] == INT64_MAX; /* too few, where scores are NaN */
 }
 
 static void nearest_of_blocks(void *argument, int64_t *next) {
@@ -468,7 +445,7 @@ static void nearest_of_blocks(void *argument, int64_t *next) {
                         multiply_last(from, packed, d4, to, maxima, columns - c);
                 }
             }
-            /* Picking goes by 64 columns. */
+            /* pick() takes 64 columns at a time. */
             for (int64_t c = padded(columns); c % 64; c++)
                 for (int r = 0; r < rows; r++) own->product[r * PANEL + c] = NOWHERE;
             for (int r = 0; r < rows; r++)
@@ -486,8 +463,8 @@ static void nearest_of_blocks(void *argument, int64_t *next) {
     free(own);
 }
 
-/* 0, or 1 where there was no memory, or sizes are not as they must be: k at least 2 * h, h at most 32, d at most 2^14.
-   ``packed`` comes from siammm_pack; no slack may be above 2^29. */
+/* 0, or 1 without memory or for wrong sizes: k must be at least 2 * h, h at most 32, d at most 2^14. ``packed`` comes
+   from siammm_pack; slack must be at most 2^29. */
 int siammm_nearest(
     int64_t n, int64_t k, int64_t d, int64_t h, const float *x, const int8_t *x_code, const float *w,
     const uint8_t *packed, const float *scale, const float *reach, const int32_t *slack, float *score, int64_t *index,
@@ -501,9 +478,7 @@ int siammm_nearest(
 
 /* ---- the nearest components in float32 ---- */
 
-/* Vectors of float32, as wide as the CPU multiplies and adds them in one instruction. Of these, too, tests build all
-   three kinds. Unlike with bytes the compiler keeps the sums in registers by itself. */
-/* What Intel names alike for both widths. */
+/* Vectors of float32, as wide as the CPU's fused multiply-add. Tests build all three kinds. */
 #define DEFINE_REALS(mm) \
     INLINE reals reals_load(const float *p) { return mm##_loadu_ps(p); } \
     INLINE void reals_store(float *p, reals a) { mm##_storeu_ps(p, a); } \
@@ -514,6 +489,7 @@ int siammm_nearest(
 
 #if defined(__AVX512F__) && !defined(NARROW)
 
+#define FUSED 1
 #define WIDTH 16
 #define STRIP_ROWS 6
 #define STRIP_VECTORS 4
@@ -526,6 +502,7 @@ INLINE reals reals_without(reals a, reals b) {
 
 #elif defined(__AVX2__) && defined(__FMA__)
 
+#define FUSED 1
 #define WIDTH 8
 #define STRIP_ROWS 6
 #define STRIP_VECTORS 2
@@ -540,7 +517,7 @@ INLINE reals reals_without(reals a, reals b) {
 
 #else
 
-#define NO_PRODUCT_SUMS 1
+#define FUSED 0
 #define WIDTH 8
 #define STRIP_ROWS 2
 #define STRIP_VECTORS 1
@@ -556,27 +533,21 @@ INLINE reals reals_product_sum(reals a, reals b, reals c) {
 
 #endif
 
-#ifndef NO_PRODUCT_SUMS
-#define NO_PRODUCT_SUMS 0
-#endif
-
 DEFINE_HIGHEST(reals, float, WIDTH)
 DEFINE_HTH_HIGHEST(reals, float, -INFINITY)
 
 #define STRIP (WIDTH * STRIP_VECTORS)
 /* Rows that meet a strip of components while it is in the cache. */
 #define MANY_ROWS 48
-/* Components whose scores of these rows are held at once: 96 KB, a part of the second cache. */
+/* Components whose scores of these rows are held at once: 96 KB of the L2 cache. */
 #define SCORED 512
-/* Columns that are multiplied before the next strip's turn. Of vectors of 8 these are 16 KB of it, half a first cache.
-   Of vectors of 16 they are 64 KB, which the second cache delivers fast enough; fewer columns were slower. */
+/* Columns that are multiplied before the next strip: 16 KB of it in the L1 cache for vectors of 8, 64 KB in the L2
+   cache for vectors of 16; fewer columns were slower. */
 #define DEPTH 256
 
 typedef struct {
     int64_t n, k, d, h;
-    const float *x;
-    const float *packed;
-    const float *bias;
+    const float *x, *packed, *bias;
     float *score;
     int64_t *index;
     int failed;
@@ -584,14 +555,13 @@ typedef struct {
 
 INLINE int64_t in_strips(int64_t k) { return (k + STRIP - 1) / STRIP * STRIP; }
 
-/* Whether float32 is multiplied and added in one instruction; if not, torch's product is the faster one. */
-int siammm_multiplies_floats(void) { return !NO_PRODUCT_SUMS; }
+/* Whether there is a fused multiply-add; if not, torch is faster. */
+int siammm_multiplies_floats(void) { return FUSED; }
 
-/* How many numbers ``packed`` holds for siammm_nearest_by_floats. */
 int64_t siammm_packed_floats(int64_t k, int64_t d) { return in_strips(k) * (d + 1); }
 
-/* Components in the order in which they are multiplied: by strip, by column, by component. After them what is added to
-   the scores of each; a place in the last strip that stands for no component gets minus infinity. bias may be NULL. */
+/* Components in the order in which they are multiplied: by strip, by column, by component. Then their biases, minus
+   infinity for padding. bias may be NULL. */
 void siammm_pack_floats(const float *w, const float *bias, int64_t k, int64_t d, float *packed) {
     int64_t places = in_strips(k);
     float *added = packed + places * d;
@@ -602,8 +572,7 @@ void siammm_pack_floats(const float *w, const float *bias, int64_t k, int64_t d,
     }
 }
 
-/* Add the products of some columns of STRIP_ROWS rows and so many vectors of a strip to what earlier columns left, and
-   at the last the bias. */
+/* Add the products of some columns of STRIP_ROWS rows and some vectors of a strip to the scores; at last the bias. */
 INLINE void multiply_vectors(
     const float *const x[STRIP_ROWS], const float *w, int64_t depth, float *score, int first, const float *bias,
     const int vectors
@@ -627,7 +596,7 @@ INLINE void multiply_vectors(
         }
 }
 
-/* The same for so many components; the last strip need not be full. Each case has its sums in registers. */
+/* The same by number of components; the last strip need not be full. Each case keeps its sums in registers. */
 INLINE void multiply_floats(
     const float *const x[STRIP_ROWS], const float *w, int64_t depth, float *score, int first, const float *bias,
     int64_t columns
@@ -642,8 +611,7 @@ INLINE void multiply_floats(
         multiply_vectors(x, w, depth, score, first, bias, 1);
 }
 
-/* A score that at least h of these reach, but for what is no number: the h-th highest of the groups' maxima, or less
-   where some are equal. There must be h components or more, and h is at most GROUPS. */
+/* A score that at least h of these reach: the h-th highest of the groups' maxima, or less where some are equal. */
 static float reached_by(const float *score, int64_t columns, int64_t h) {
     reals left[GROUPS / WIDTH];
     for (int v = 0; v < GROUPS / WIDTH; v++) left[v] = reals_load(score + v * WIDTH);
@@ -652,11 +620,11 @@ static float reached_by(const float *score, int64_t columns, int64_t h) {
     return reals_hth_highest(left, GROUPS / WIDTH, h, -INFINITY);
 }
 
-/* Put those of a row's scores that are high enough in their places among its best. */
+/* Insert the scores of a row that are high enough among its best. */
 static void keep_best(
     const float *score, int64_t first, int64_t columns, int64_t h, float *best_score, int64_t *best_index
 ) {
-    /* After the first panel what has been found is bound enough. Minus infinity stands for no component. */
+    /* After the first panel the best so far are the bound. Minus infinity is padding. */
     float bound = first ? best_score[h - 1] : reached_by(score, columns, h);
     reals threshold = reals_all(bound > -FLT_MAX ? bound : -FLT_MAX);
     for (int64_t start = 0; start < columns; start += 64) {
@@ -673,7 +641,6 @@ static void keep_best(
 static void nearest_by_floats(void *argument, int64_t *next) {
     full_search *job = argument;
     int64_t d = job->d, h = job->h, n_blocks = (job->n + MANY_ROWS - 1) / MANY_ROWS, block;
-    /* Parts of equal depth. */
     int64_t parts = (d + DEPTH - 1) / DEPTH, depth = (d + parts - 1) / parts;
     float *score = allocated((int64_t)sizeof(float) * MANY_ROWS * SCORED, &job->failed);
     while (score && (block = taken(next)) < n_blocks) {
@@ -690,7 +657,7 @@ static void nearest_by_floats(void *argument, int64_t *next) {
             for (int64_t j = 0; j < d; j += depth)
                 for (int64_t c = 0; c < columns; c += STRIP)
                     for (int r = 0; r < rows; r += STRIP_ROWS) {
-                        /* Rows as they are: laying them out costs more than it gains. Any will do for one beyond. */
+                        /* Rows are read in place: packing costs more than it gains. Row r stands in for rows beyond. */
                         const float *x[STRIP_ROWS];
                         for (int i = 0; i < STRIP_ROWS; i++)
                             x[i] = job->x + (start + r + (r + i < rows ? i : 0)) * d + j;
@@ -699,7 +666,7 @@ static void nearest_by_floats(void *argument, int64_t *next) {
                             score + r * SCORED + c, j == 0, j + depth < d ? NULL : job->bias + first + c, columns - c
                         );
                     }
-            /* What follows goes by 64 columns. */
+            /* keep_best() takes 64 columns at a time. */
             for (int64_t c = (columns + WIDTH - 1) / WIDTH * WIDTH; c % 64; c++)
                 for (int r = 0; r < rows; r++) score[r * SCORED + c] = -INFINITY;
             for (int r = 0; r < rows; r++)
@@ -711,8 +678,8 @@ static void nearest_by_floats(void *argument, int64_t *next) {
     free(score);
 }
 
-/* 0, or 1 where there was no memory, a row has fewer than h scores that are numbers, or sizes are not as they must be:
-   d at least 1, k at least h, h at most 32. ``packed`` comes from siammm_pack_floats. */
+/* 0, or 1 without memory, for a row with fewer than h finite scores, or for wrong sizes: d must be at least 1, k at
+   least h, h at most 32. ``packed`` comes from siammm_pack_floats. */
 int siammm_nearest_by_floats(
     int64_t n, int64_t k, int64_t d, int64_t h, const float *x, const float *packed, float *score, int64_t *index,
     int n_threads
@@ -725,20 +692,18 @@ int siammm_nearest_by_floats(
 
 /* ---- sums by component ---- */
 
-/* Each part of the rows has sums of its own, which are then added up. Where these would take more than this, there are
-   fewer parts, and threads share the columns. */
+/* Each part of the rows has its own sums, which are added up at the end. If these would need more than SUMS_BYTES,
+   there are fewer parts, and threads share the columns. */
 #ifndef SUMS_BYTES
 #define SUMS_BYTES ((int64_t)256 << 20)
 #endif
 
 typedef struct {
-    int64_t n, k, d, h;
-    int64_t row_parts, column_parts, width;
+    int64_t n, k, d, h, row_parts, column_parts, width;
     const float *x;
     const int64_t *index;
     const float *weight;
-    /* The first part of the rows has the result for its sums; the others follow here. */
-    float *total, *more_totals;
+    float *total, *more_totals; /* the first part writes to the result, the others to more_totals */
     double *count, *more_counts;
     int failed;
 } sums;
@@ -797,7 +762,7 @@ static void sums_of_sums(void *argument, int64_t *next) {
     }
 }
 
-/* 0, or 1 where there was no memory or an index is not one. total and count must hold zeros. */
+/* 0, or 1 without memory or for an index out of range. total and count must hold zeros. */
 int siammm_sums(
     int64_t n, int64_t k, int64_t d, int64_t h, const float *x, const int64_t *index, const float *weight, float *total,
     double *count, int n_threads
@@ -805,9 +770,8 @@ int siammm_sums(
     int64_t most = SUMS_BYTES / (k * d * (int64_t)sizeof(float)) + 1, worth = n * h / (2 * k) + 1;
     int64_t row_parts = n_threads < most ? n_threads : most;
     row_parts = row_parts < worth ? row_parts : worth;
-    /* 16 numbers are a line of the cache; two lines are fetched together. */
     int64_t width = (d * row_parts + n_threads - 1) / n_threads;
-    width = (width + 31) / 32 * 32;
+    width = (width + 31) / 32 * 32; /* two cache lines, which are fetched together */
     int64_t column_parts = (d + width - 1) / width;
     sums job = {n, k, d, h, row_parts, column_parts, width, x, index, weight, total, NULL, count, NULL, 0};
     if (row_parts > 1) {
@@ -829,15 +793,13 @@ int siammm_sums(
 typedef struct {
     int64_t n, h;
     const float *logit;
-    float *share;
-    float *log_sum;
+    float *share, *log_sum;
 } shares;
 
-/* e^x for x <= 0, to the last bit or two of float32, down to the smallest number there is, and 0 below: whether a
-   component was given anything at all is asked later. */
+/* e^x for x <= 0, to the last bit or two of float32, down to the smallest subnormal number, and 0 below. */
 INLINE float exponential(float x) {
-    x = x < -104.0f ? -104.0f : x; /* which is rounded to 0 */
-    float whole = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: what is added and taken off rounds */
+    x = x < -104.0f ? -104.0f : x; /* whose exponential is rounded to 0 */
+    float whole = x * 1.44269504f + 12582912.0f; /* adding and subtracting 1.5 * 2^23 rounds */
     int32_t power;
     memcpy(&power, &whole, 4);
     whole -= 12582912.0f;
@@ -850,7 +812,7 @@ INLINE float exponential(float x) {
     value = value * rest + 0.5f;
     value = value * rest + 1.0f;
     value = value * rest + 1.0f;
-    /* 2 to this power, in two factors, since alone it may be too small. The lowest bits of power are its number. */
+    /* 2 to this power, in two factors, since one could underflow. The lowest bits of ``power`` are its value. */
     power = (int32_t)((uint32_t)power << 23) >> 23;
     int32_t half = power / 2, bits[2] = {(half + 127) * (1 << 23), (power - half + 127) * (1 << 23)};
     float scale[2];

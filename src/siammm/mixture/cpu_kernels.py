@@ -1,12 +1,10 @@
-"""The compiled part of an iteration on a CPU: ``cpu_kernels.c``, built on the user's machine when it first pays.
+"""Fused CPU kernels in C (``cpu_kernels.c``), compiled on the user's machine at the first search that is large enough.
 
-torch has an operation for each step of a search, and every one of them writes what the next reads; one pass in C keeps
-it in the cache. The source is a part of the package. The first search that is large enough has the system's C compiler
-build it for this CPU (about a second), and the library is kept in the user's cache folder under a name made of all that
-it depends on. Where anything is missing (a compiler, a folder to write to) or ``SIAMMM_COMPILED=0``, there is no
-library, and the callers go by torch as they would without this module. For tests and benchmarks the variable also takes
-the name of an older CPU, as the compiler's ``-march`` has it: with ``SIAMMM_COMPILED=x86-64-v3`` the library is what a
-CPU with AVX2 would get.
+torch needs several operations for a search, and each goes through memory; one pass in C keeps the scores in the cache.
+The system's C compiler builds the library for this CPU in about a second. It is kept in the user's cache folder under a
+hash of everything it depends on. Without a compiler or a folder to write to, or with ``SIAMMM_COMPILED=0``, there is no
+library, and the callers use torch. For tests and benchmarks the variable also takes the compiler's ``-march`` for an
+older CPU: ``SIAMMM_COMPILED=x86-64-v3`` builds what a CPU with AVX2 would get.
 
 Legend:  N samples, K components, D dimensions, F length of the statistic, H neighbours;  x samples, w components.
 """
@@ -34,13 +32,10 @@ MAX_SLACK = 2**29
 _SOURCE = Path(__file__).with_suffix(".c")
 _FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-pthread")
 _COMPILE_SECONDS = 60
-# Products from which on a library is looked for: torch takes some thousandths of a second for so many, and a fit needs
-# that dozens of times.
+# Multiplications below which torch is used: it needs a few milliseconds for this many.
 _LEAST_WORK = 2**28
-
-# Fewer components than this leave most of a vector empty, and torch's search in float32 is the faster one.
+# With fewer components most of a vector is empty, and torch's search in float32 is faster.
 _FEWEST_COMPONENTS = 16
-
 # No compiler, one that fails or hangs, no folder, no permission, a library without our functions.
 _TROUBLES = (OSError, RuntimeError, ValueError, AttributeError, subprocess.SubprocessError)
 
@@ -49,43 +44,43 @@ _found: dict[tuple[str, str], ctypes.CDLL | None] = {}
 
 
 def worthwhile(x_ND: Tensor, k: int, d: int) -> bool:
-    """Whether what is done to these rows and so many components of d dimensions is to be done by compiled code.
+    """Whether compiled code is faster for these rows and k components of d dimensions.
 
-    Depends on nothing but their type and sizes, so that the same fit gives the same bits the next time.
+    Depends on their type and sizes alone, so that the same fit gives the same bits the next time.
     """
     return x_ND.device.type == "cpu" and x_ND.dtype == torch.float32 and x_ND.shape[0] * k * d >= _LEAST_WORK
 
 
 def library() -> ctypes.CDLL | None:
-    """The compiled functions, or None where they cannot be had; compiled and loaded at the first call."""
-    wish = os.environ.get("SIAMMM_COMPILED", "1")
-    if wish == "0":
+    """The compiled functions, or None where they are not available; compiled and loaded at the first call."""
+    asked = os.environ.get("SIAMMM_COMPILED", "1")
+    if asked == "0":
         return None
-    cpu = wish if wish.startswith("x86-64") else "native"
+    cpu = asked if asked.startswith("x86-64") else "native"
     where = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(where):  # as the standard for this variable has it
+    if not os.path.isabs(where):  # the standard for this variable ignores relative paths
         where = "~/.cache"
     with _loading:
         if (where, cpu) not in _found:
             try:
                 _found[where, cpu] = _loaded(Path(where).expanduser() / "siammm" / "compiled", cpu)
-            except _TROUBLES:  # torch does it, without a word
+            except _TROUBLES:  # torch is used instead
                 _found[where, cpu] = None
         return _found[where, cpu]
 
 
 def multiplies_bytes() -> bool:
-    """Whether there is a library, and it has the CPU multiply bytes."""
+    """Whether there is a library, and it uses int8 instructions."""
     return bool((compiled := library()) and compiled.siammm_multiplies_bytes())
 
 
 def multiplies_floats() -> bool:
-    """Whether there is a library, and its search in float32 is faster than torch's: with AVX2 or AVX-512."""
+    """Whether there is a library that is faster than torch in float32: with AVX2 or AVX-512."""
     return bool((compiled := library()) and compiled.siammm_multiplies_floats())
 
 
 def floats_pay(x_ND: Tensor, k: int, d: int) -> bool:
-    """Whether ``nearest_by_floats`` is to search these rows for so many components of d dimensions."""
+    """Whether ``nearest_by_floats`` is faster than torch for these rows and k components of d dimensions."""
     return k >= _FEWEST_COMPONENTS and worthwhile(x_ND, k, d) and multiplies_floats()
 
 
@@ -102,8 +97,8 @@ def nearest_by_bytes(
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """The scores and numbers of the H nearest components, and which rows must be searched in full.
 
-    A score is at most ``product * scale + reach`` for the product of the codes; products that are less than the H-th
-    highest by more than ``slack`` are not looked at. None where there is no library.
+    A score is at most ``product * scale + reach`` for the product of the codes; products more than ``slack`` below the
+    H-th highest are ignored. None where there is no library.
     """
     compiled = library()
     if compiled is None:
@@ -118,7 +113,7 @@ def nearest_by_bytes(
     score_NH = torch.empty(n, n_neighbours, dtype=torch.float32)
     index_NH = torch.empty(n, n_neighbours, dtype=torch.int64)
     doubtful_N = torch.empty(n, dtype=torch.bool)
-    # Named, so that what was made contiguous lives until the call is over.
+    # Named, so that contiguous copies live until the call is over.
     x_ND, w_KD = x_ND.contiguous(), w_KD.to(x_ND).contiguous()
     x_code_ND, w_code_KD = x_code_ND.contiguous(), w_code_KD.contiguous()
     scale_N, reach_N, slack_N = scale_N.float().contiguous(), reach_N.float().contiguous(), slack_N.int().contiguous()
@@ -147,7 +142,7 @@ def nearest_by_floats(
     packed = torch.empty(compiled.siammm_packed_floats(k, d), dtype=torch.float32)
     score_NH = torch.empty(n, n_neighbours, dtype=torch.float32)
     index_NH = torch.empty(n, n_neighbours, dtype=torch.int64)
-    # Named, so that what was made contiguous lives until the call is over.
+    # Named, so that contiguous copies live until the call is over.
     x_ND, w_KD = x_ND.contiguous(), w_KD.to(x_ND).contiguous()
     b_K = None if b_K is None else b_K.to(x_ND).contiguous()
     compiled.siammm_pack_floats(w_KD.data_ptr(), None if b_K is None else b_K.data_ptr(), k, d, packed.data_ptr())
@@ -157,10 +152,9 @@ def nearest_by_floats(
 
 
 def sums_by_component(t_NF: Tensor, index_NH: Tensor, weight_NH: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
-    """How much each component was given, count_K float64, and the weighted sum of it, total_KF.
+    """The sum of weights of each component, count_K float64, and the weighted sum of its rows, total_KF.
 
-    None where there is no library, or the components' numbers are not all between 0 and k. The same bits come from the
-    same number of threads.
+    None where there is no library or an index is out of range. The last bits depend on the number of threads.
     """
     compiled = library()
     if compiled is None:
@@ -177,7 +171,7 @@ def sums_by_component(t_NF: Tensor, index_NH: Tensor, weight_NH: Tensor, k: int)
 
 
 def shares(logit_NH: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The softmax of every row, and the logarithm of the sum of its exponentials; None: no library."""
+    """The softmax and the logsumexp of every row; None where there is no library."""
     compiled = library()
     if compiled is None:
         return None
@@ -189,14 +183,14 @@ def shares(logit_NH: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _check(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
-    """Refuse what C would read beyond its end, or read as numbers of another kind."""
+    """Refuse tensors that C would read beyond their end, or as another type."""
     if tuple(tensor.shape) != shape or dtype not in (None, tensor.dtype):
         raise ValueError(f"{tensor.dtype} of shape {tuple(tensor.shape)} was given where {shape} is expected.")
 
 
 def _loaded(folder: Path, cpu: str) -> ctypes.CDLL:
     if os.name != "posix":
-        raise OSError("what follows is written for POSIX")
+        raise OSError("compiled kernels need POSIX")
     compiler = [*_compiler(), f"-march={cpu}"]
     name = _name(compiler)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -207,7 +201,7 @@ def _loaded(folder: Path, cpu: str) -> ctypes.CDLL:
 
 
 def _whole(folder: Path, name: str) -> Path | None:
-    """The library of this name that is as it was built; to load half of one would end the process."""
+    """The library of this name, if its content is as it was built: loading a damaged one would end the process."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         if path.name == _named_by_content(name, path.read_bytes()):
             return path
@@ -230,14 +224,14 @@ def _compiler() -> list[str]:
 
 
 def _name(compiler: list[str]) -> str:
-    """Of a library: everything that its code depends on."""
+    """A hash of everything that the library depends on."""
     version = _output_of([*compiler, "--version"])
     parts = (_SOURCE.read_bytes(), " ".join((*compiler, *_FLAGS)).encode(), version, _cpu().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
 
 
 def _cpu() -> str:
-    """What the CPU is and can do: a home folder may be shared by machines that differ."""
+    """The CPU's model and features: a home folder may be shared by different machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -247,7 +241,7 @@ def _cpu() -> str:
 
 
 def _build(compiler: list[str], folder: Path, name: str) -> Path:
-    """Compile to a file of another name in the same folder, then give it its own: nobody sees half of it."""
+    """Compile in a private folder, then move the library into place: nobody sees half of it."""
     with tempfile.TemporaryDirectory(dir=folder) as private:
         unnamed = Path(private) / "library.so"
         _output_of([*compiler, *_FLAGS, str(_SOURCE), "-o", str(unnamed), "-lm"])
@@ -265,26 +259,21 @@ def _output_of(command: list[str]) -> bytes:
 
 
 def _refuse_what_others_could_have_written(path: Path) -> None:
-    """A library runs as the user who loads it. Root could do anything anyway."""
+    """A library runs with the rights of the user who loads it."""
     state = path.stat()
     if state.st_uid not in (0, os.getuid()) or state.st_mode & 0o022:
         raise PermissionError(f"{path} could have been written by others")
 
 
 def _declared(compiled: ctypes.CDLL) -> ctypes.CDLL:
-    """The library, its functions told what they take."""
-    size, pointer = ctypes.c_int64, ctypes.c_void_p
-    compiled.siammm_packed_bytes.restype = size
-    compiled.siammm_packed_bytes.argtypes = [size] * 2
-    compiled.siammm_pack.restype = None
+    """The library with the types of its functions."""
+    size, pointer, threads = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
+    for packed_size in (compiled.siammm_packed_bytes, compiled.siammm_packed_floats):
+        packed_size.restype, packed_size.argtypes = size, [size, size]
     compiled.siammm_pack.argtypes = [pointer, size, size, pointer]
-    compiled.siammm_nearest.argtypes = [size] * 4 + [pointer] * 10 + [ctypes.c_int]
-    compiled.siammm_packed_floats.restype = size
-    compiled.siammm_packed_floats.argtypes = [size] * 2
-    compiled.siammm_pack_floats.restype = None
+    compiled.siammm_nearest.argtypes = [size] * 4 + [pointer] * 10 + [threads]
     compiled.siammm_pack_floats.argtypes = [pointer, pointer, size, size, pointer]
-    compiled.siammm_nearest_by_floats.argtypes = [size] * 4 + [pointer] * 4 + [ctypes.c_int]
-    compiled.siammm_shares.restype = None
-    compiled.siammm_shares.argtypes = [size] * 2 + [pointer] * 3 + [ctypes.c_int]
-    compiled.siammm_sums.argtypes = [size] * 4 + [pointer] * 5 + [ctypes.c_int]
+    compiled.siammm_nearest_by_floats.argtypes = [size] * 4 + [pointer] * 4 + [threads]
+    compiled.siammm_sums.argtypes = [size] * 4 + [pointer] * 5 + [threads]
+    compiled.siammm_shares.argtypes = [size] * 2 + [pointer] * 3 + [threads]
     return compiled

@@ -1,17 +1,16 @@
-"""The H nearest components on a CPU with eight-bit matrix units: bytes propose, float32 decides.
+"""The H nearest components on a CPU with int8 instructions (VNNI, AMX): int8 finds candidates, float32 ranks them.
 
-A product of int8 matrices runs four times as fast as one of float32 on CPUs with VNNI or AMX. Rows are rounded to 255
-steps. The highest few products of a row are its candidates; float32 scores these, and unless the H-th best of them is
-beyond the reach of everything that is not a candidate, float32 searches the whole row.
+An int8 matrix product is four times as fast as one in float32. Rows are rounded to 255 steps, and the components with
+the highest int8 products are a row's candidates. float32 scores these. If a component that is no candidate could still
+beat the H-th best of them, float32 searches the whole row.
 
-What is not a candidate can exceed the lowest candidate's product only by the error of rounding, dx.w + x'.dw for
-x = x' + dx and w = w' + dw. Numbers are rounded up or down at random, so that this error is a sum of independent terms
-with mean 0 whatever the data: rounded to the nearest, rows of few different values would be off in step. For rows of
-unit length it then exceeds c sqrt(step_x^2 |w|^2 + step_w^2) with a probability of at most exp(-2 c^2) (Hoeffding),
-5e-8 for the c used here.
+How much a score can exceed its int8 product is bounded by the rounding error dx.w + x'.dw, for x = x' + dx and
+w = w' + dw. Rounding is stochastic, so this error is a sum of independent terms with mean 0 whatever the data. For rows
+of unit length it exceeds c sqrt(step_x^2 |w|^2 + step_w^2) with a probability of at most exp(-2 c^2) (Hoeffding), 5e-8
+for the c used here.
 
-Two ways to the same answer: in one pass of compiled code where that can be had and pays (``cpu_kernels.py``), and by
-torch's operations. The first picks out as many candidates as a row needs, the second a fixed number, then some more.
+There are two implementations with the same result: compiled code in one pass, where available and worthwhile
+(``cpu_kernels.py``), with as many candidates as a row needs; and torch operations with a fixed number of candidates.
 
 Legend:  N samples, K components, D dimensions, H neighbours, C candidates, G groups;  x samples, w components.
 """
@@ -32,16 +31,16 @@ from torch import Tensor
 
 from siammm.mixture import cpu_kernels
 
-_REACH = 2.9
-# Steps to the largest number of a row. A little below 127: rounded up, that would be 128, which is no byte.
+_REACH = 2.9  # c above
+# Steps from 0 to the largest number of a row; a little below 127, because 127 could be rounded up to 128.
 _STEPS = 126.99
 # Components whose mean has a squared length above this lie in a cone.
 _CONE = 0.25
-# Candidates beyond H: each costs a score, and saves a search of the rows where it settles the matter.
+# Candidates beyond H, in the first attempt and in the second.
 _SPARE = 3
 _SECOND_SPARE = 9
 _ROWS = 4096
-# Scores of rows that are searched in full: 128 MB, where there are very many components.
+# Scores held at once for rows that are searched in full: 128 MB.
 _SCORES_AT_ONCE = 2**25
 _LEAST = torch.iinfo(torch.int32).min
 
@@ -52,29 +51,25 @@ _int_mm = cast(Any, getattr(torch, "_int_mm", None))
 
 
 def available() -> bool:
-    """Whether this CPU multiplies bytes in hardware, and this torch knows how to ask it."""
-    if _int_mm is None:
-        return False
+    """Whether this CPU has int8 instructions, and this torch can use them."""
     probes = ("_is_vnni_supported", "_is_avx512_vnni_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
+    return _int_mm is not None and any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Rows rounded to whole multiples of a step: int8 codes, and the steps."""
+    """Rows rounded to multiples of a step: int8 codes, and the steps."""
 
     code_ND: Tensor
     step_N: Tensor
 
     @classmethod
     def of(cls, x_ND: Tensor, *, common_step: bool = False) -> Bytes:
-        """Round rows, each with a step of its own, or all with one so that their products can be compared.
-
-        The two kinds are rounded by different draws, since their errors must not go together.
-        """
+        """Round rows, each with its own step, or all with one step so that their products can be compared."""
         code_ND = torch.empty(x_ND.shape, dtype=torch.int8)
         step_N = torch.empty(x_ND.shape[0])
         largest = x_ND.abs().amax().clamp_min(1e-30) if common_step else None
+        # Different seeds, so that the errors of samples and components are independent.
         dither_ND = _dither(x_ND.shape[1], seed=int(common_step))
         for start in range(0, x_ND.shape[0], _ROWS):
             piece = slice(start, start + _ROWS)
@@ -93,18 +88,14 @@ def search_by_bytes(
 ) -> tuple[Tensor, Tensor]:
     """The scores and numbers of the H components with the highest x.w, best first.
 
-    ``x_bytes`` are the rows rounded, for a caller who searches the same rows again and again.
+    ``x_bytes`` are the rounded rows, for a caller who searches the same rows repeatedly.
     """
-    k = w_KD.shape[0]
-    if k <= 4 * (n_neighbours + _SECOND_SPARE):  # nothing to be won
+    k, d = w_KD.shape
+    if k <= 4 * (n_neighbours + _SECOND_SPARE):  # too few for candidates to pay
         return _searched(x_ND, w_KD, n_neighbours)
     components = _Rounded.of(w_KD)
-    if (
-        cpu_kernels.worthwhile(x_ND, k, x_ND.shape[1])
-        and x_ND.shape[1] <= cpu_kernels.MAX_DIMENSIONS
-        and n_neighbours <= cpu_kernels.MAX_NEIGHBOURS
-        and cpu_kernels.multiplies_bytes()
-    ):
+    fits = d <= cpu_kernels.MAX_DIMENSIONS and n_neighbours <= cpu_kernels.MAX_NEIGHBOURS
+    if fits and cpu_kernels.worthwhile(x_ND, k, d) and cpu_kernels.multiplies_bytes():
         found = _compiled(x_ND, components, n_neighbours, Bytes.of(x_ND) if x_bytes is None else x_bytes)
         if found is not None:
             return found
@@ -113,15 +104,14 @@ def search_by_bytes(
 
 @dataclass(frozen=True)
 class _Rounded:
-    """Components as bytes, and how far these may be off."""
+    """Components as int8 codes, and the bound on their error."""
 
     w_KD: Tensor
     bytes: Bytes
     step: float
     longest: float
     mean_D: Tensor | None
-    """What was taken off: without their mean the components have the same order for every row, and in a narrow cone
-    far finer steps; elsewhere it would only cost a product."""
+    """Subtracted from components in a narrow cone: their order stays the same for every row, with far finer steps."""
 
     @classmethod
     def of(cls, w_KD: Tensor) -> _Rounded:
@@ -132,32 +122,25 @@ class _Rounded:
         longest = float(apart_KD.square().sum(dim=1).amax()) ** 0.5
         return cls(w_KD, low, float(low.step_N[0]), longest, mean_D if cone else None)
 
-    def hidden(self, x_step_N: Tensor) -> Tensor:
-        """How much more a score can be than its product in bytes is worth, but for the mean's part."""
+    def error(self, x_step_N: Tensor) -> Tensor:
+        """How much a score can exceed its scaled int8 product, without the mean's part."""
         return _REACH * ((x_step_N * self.longest) ** 2 + self.step**2).sqrt()
 
     def reach(self, x_ND: Tensor, x_step_N: Tensor) -> Tensor:
-        """How much more a score can be than its product in bytes is worth."""
-        hidden_N = self.hidden(x_step_N)
-        return hidden_N if self.mean_D is None else hidden_N + x_ND @ self.mean_D
+        """How much a score can exceed its scaled int8 product."""
+        error_N = self.error(x_step_N)
+        return error_N if self.mean_D is None else error_N + x_ND @ self.mean_D
 
 
 def _compiled(x_ND: Tensor, components: _Rounded, n_neighbours: int, low: Bytes) -> tuple[Tensor, Tensor] | None:
-    """All in one pass, but for rows in which too many components lie too close together."""
+    """All in one pass, except rows in which too many components lie too close together."""
     scale_N = low.step_N * components.step
-    # The H-th best score is at least the H-th highest product's worth less what is hidden, so a component takes part
-    # only if its product is less by no more than twice that; the pass notices where chance would have it otherwise.
-    slack_N = (2 * components.hidden(low.step_N) / scale_N + 1).clamp_max(cpu_kernels.MAX_SLACK).int()
-    found = cpu_kernels.nearest_by_bytes(
-        x_ND,
-        low.code_ND,
-        components.w_KD,
-        components.bytes.code_ND,
-        n_neighbours,
-        scale_N=scale_N,
-        reach_N=components.reach(x_ND, low.step_N),
-        slack_N=slack_N,
-    )
+    # Scores differ from their products by at most the error, so a component whose product is more than twice that below
+    # the H-th highest cannot be among the H best. The compiled code notices where the bound did not hold.
+    slack_N = (2 * components.error(low.step_N) / scale_N + 1).clamp_max(cpu_kernels.MAX_SLACK).int()
+    bounds = {"scale_N": scale_N, "reach_N": components.reach(x_ND, low.step_N), "slack_N": slack_N}
+    codes = components.bytes.code_ND
+    found = cpu_kernels.nearest_by_bytes(x_ND, low.code_ND, components.w_KD, codes, n_neighbours, **bounds)
     if found is None:
         return None
     score_NH, index_NH, doubtful_N = found
@@ -170,11 +153,11 @@ def _compiled(x_ND: Tensor, components: _Rounded, n_neighbours: int, low: Bytes)
 def _by_operations(
     x_ND: Tensor, components: _Rounded, n_neighbours: int, x_bytes: Bytes | None
 ) -> tuple[Tensor, Tensor]:
-    """The products of a chunk by one operation of torch, and a few more to find the highest."""
+    """The same by torch operations, in chunks of rows."""
     n, w_KD = x_ND.shape[0], components.w_KD
     k = w_KD.shape[0]
     n_scored = 1 if n_neighbours == 1 else n_neighbours + _SPARE
-    # As many numbers to look at in the groups' maxima as then within the best groups.
+    # As many groups as there are components in the best groups: both are then searched in equal time.
     n_groups = 8 * math.ceil(math.sqrt((n_scored + 1) * k) / 8)
     w_code_KD = functional.pad(components.bytes.code_ND, (0, 0, 0, -k % n_groups))
     score_NH = x_ND.new_empty(n, n_neighbours)
@@ -190,7 +173,7 @@ def _by_operations(
         search = _Search(x, w_KD, product_NK, n_groups, low.step_N * components.step, reach_N)
         score_NH[piece], index_NH[piece], doubtful = search.decided(n_neighbours, n_scored)
         if doubtful.numel():
-            # Ever fewer rows: more candidates first, then the whole row.
+            # Fewer and fewer rows: more candidates first, then the whole row.
             search = search.of(doubtful)
             doubtful += start
             score_NH[doubtful], index_NH[doubtful], left = search.decided(n_neighbours, n_neighbours + _SECOND_SPARE)
@@ -202,7 +185,7 @@ def _by_operations(
 
 @dataclass(frozen=True)
 class _Search:
-    """Some rows, their products with all components in bytes, and what these are worth."""
+    """Some rows, their int8 products with all components, and the bounds on their scores."""
 
     x_ND: Tensor
     w_KD: Tensor
@@ -213,9 +196,8 @@ class _Search:
 
     def of(self, rows: Tensor) -> _Search:
         """The search of some of the rows."""
-        return _Search(
-            self.x_ND[rows], self.w_KD, self.product_NK[rows], self.n_groups, self.scale_N[rows], self.reach_N[rows]
-        )
+        bounds = self.scale_N[rows], self.reach_N[rows]
+        return _Search(self.x_ND[rows], self.w_KD, self.product_NK[rows], self.n_groups, *bounds)
 
     def decided(self, n_neighbours: int, n_candidates: int) -> tuple[Tensor, Tensor, Tensor]:
         """The H best of the candidates, and which rows might hold a better one that is not a candidate."""
@@ -230,7 +212,7 @@ class _Search:
 
 @cache
 def _dither(d: int, *, seed: int) -> Tensor:
-    """One block of numbers between 0 and 1 for all blocks of rows."""
+    """Random numbers between 0 and 1, the same for every chunk of rows."""
     return torch.rand(_ROWS, d, generator=torch.Generator().manual_seed(seed))
 
 
@@ -245,10 +227,10 @@ def _searched(x_ND: Tensor, w_KD: Tensor, n_neighbours: int) -> tuple[Tensor, Te
 
 
 def _top(product_NK: Tensor, count: int, n_groups: int) -> tuple[Tensor, Tensor]:
-    """The columns of the highest products of each row in any order, and a product that no other exceeds.
+    """The columns of the highest products of each row in any order, and an upper bound on the other products.
 
     Column k is in group k mod G. The highest ``count`` products lie in the ``count`` groups with the highest maxima, so
-    two short rows are searched in place of a long one.
+    two short rows are searched instead of a long one.
     """
     n, k = product_NK.shape
     member = product_NK.view(n, k // n_groups, n_groups)
@@ -263,7 +245,7 @@ def _top(product_NK: Tensor, count: int, n_groups: int) -> tuple[Tensor, Tensor]
 
 
 def _top_one(member: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for one, by maxima alone: the best, and what is best without it."""
+    """The same for one: the best, and the second best as the bound."""
     n, each, n_groups = member.shape
     group = member.amax(dim=1)
     where = group.argmax(dim=1, keepdim=True)
@@ -275,7 +257,7 @@ def _top_one(member: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scores(x_ND: Tensor, w_KD: Tensor, index_NC: Tensor) -> Tensor:
-    """The scores of chosen components, score_NC: the product of the rows and the components where a mask says so."""
+    """The scores of chosen components, score_NC: a product that is sampled at these entries."""
     if not _has_sampled_product():
         return torch.stack([(w_KD[index_NC[:, i]] * x_ND).sum(dim=1) for i in range(index_NC.shape[1])], dim=1)
     return _sampled_product(x_ND, w_KD, index_NC)
@@ -283,18 +265,16 @@ def _scores(x_ND: Tensor, w_KD: Tensor, index_NC: Tensor) -> Tensor:
 
 def _sampled_product(x_ND: Tensor, w_KD: Tensor, index_NC: Tensor) -> Tensor:
     n, c = index_NC.shape
-    bounds = torch.arange(0, n * c + 1, c)
-    mask = torch.sparse_csr_tensor(
-        bounds, index_NC.reshape(-1), x_ND.new_zeros(n * c), (n, w_KD.shape[0]), check_invariants=False
-    )
+    entries = (torch.arange(0, n * c + 1, c), index_NC.reshape(-1), x_ND.new_zeros(n * c))
+    mask = torch.sparse_csr_tensor(*entries, (n, w_KD.shape[0]), check_invariants=False)
     return cast(Tensor, torch.sparse.sampled_addmm(mask, x_ND, w_KD.T, beta=0.0)).values().view(n, c)
 
 
 def _has_sampled_product() -> bool:
-    """Whether this torch can; a build without MKL cannot.
+    """Whether this torch has ``sampled_addmm``; a build without MKL does not.
 
-    Asking also takes the message that sparse tensors are new, which torch gives once in a process, out of the way.
-    Warnings are filtered for all threads, so this happens once, behind a lock, not with every product.
+    The trial also uses up torch's warning that sparse tensors are in beta, which comes once per process. Filters of
+    warnings hold for all threads, so this happens once, behind a lock.
     """
     global _sampled_product_works
     with _asking:

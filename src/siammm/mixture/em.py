@@ -103,15 +103,13 @@ def nearest_components(
     """The scores and numbers of the H nearest components of each sample, nearest first: score_NH, index_NH int64."""
     w_KD, b_K = components.ranking(x_ND)
     k, d = w_KD.shape
-    n_neighbours = min(assignment.n_neighbours, k)
-    backend = neighbours.choose_backend(
-        assignment.backend, x_ND.device, x_ND.dtype, d=d, k=k, n_neighbours=n_neighbours
-    )
-    return neighbours.search(x_ND, w_KD, b_K, n_neighbours, backend=backend, x_bytes=x_bytes)
+    h = min(assignment.n_neighbours, k)
+    backend = neighbours.choose_backend(assignment.backend, x_ND.device, x_ND.dtype, d=d, k=k, n_neighbours=h)
+    return neighbours.search(x_ND, w_KD, b_K, h, backend=backend, x_bytes=x_bytes)
 
 
 def _shares(logit_NH: Tensor, k: int, d: int) -> tuple[Tensor, Tensor]:
-    """The softmax of every row, and the logarithm of the sum of its exponentials."""
+    """The softmax and the logsumexp of every row."""
     found = cpu_kernels.shares(logit_NH) if cpu_kernels.worthwhile(logit_NH, k, d) else None
     return found or (logit_NH.softmax(dim=1), logit_NH.logsumexp(dim=1))
 
@@ -120,7 +118,7 @@ def e_step(samples: Samples, components: Components, assignment: Assignment) -> 
     """Share every sample among the components, and sum up what each component got: one pass."""
     k = components.weight_K.shape[0]
     count_K, nearest_K = torch.zeros_like(components.weight_K), torch.zeros_like(components.weight_K)
-    total_KF: Tensor | None = None
+    total_KF = empty_totals(components)
     log_likelihood = torch.zeros_like(count_K[0])
     sizes = {"d": samples.n_columns, "k": k, "n_neighbours": assignment.n_neighbours}
     backend = neighbours.choose_backend(assignment.backend, samples.device, samples.dtype, **sizes)
@@ -139,13 +137,16 @@ def e_step(samples: Samples, components: Components, assignment: Assignment) -> 
             first_N = index_NH[:, 0]
         count_K += chunk_count_K.to(count_K)
         nearest_K += torch.bincount(first_N, minlength=k).to(nearest_K)
-        total_KF = chunk_KF.to(count_K) if total_KF is None else total_KF.add_(chunk_KF.to(count_K))
+        total_KF += chunk_KF.to(count_K)
         log_likelihood += log_likelihood_N.to(count_K).sum()
-    if total_KF is None:  # a rank without rows still takes part in the sums
-        width = components.statistic(components.centre_KD[:1]).shape[1]
-        total_KF = count_K.new_zeros(k, width)
     ranks.all_reduce_sum(count_K, total_KF, log_likelihood, nearest_K)
     return Statistics(count_K, total_KF, float(log_likelihood) / samples.n_total, nearest_K)
+
+
+def empty_totals(components: Components) -> Tensor:
+    """Zeros for the sums of the components' statistics, total_KF float64."""
+    width = components.statistic(components.centre_KD[:1]).shape[1]
+    return components.weight_K.new_zeros(components.weight_K.shape[0], width)
 
 
 def sums_by_component(t_NF: Tensor, index_NH: Tensor, weight_NH: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -156,38 +157,25 @@ def sums_by_component(t_NF: Tensor, index_NH: Tensor, weight_NH: Tensor, k: int)
         found = cpu_kernels.sums_by_component(t_NF, index_NH, weight_NH, k)
         if found is not None:
             return found
-    n_neighbours = index_NH.shape[1]
-    flat = index_NH.reshape(-1)
-    count_K = torch.bincount(flat, weights=_widest(weight_NH.reshape(-1)), minlength=k)
-    if n_neighbours == 1:
+    flat, weight = index_NH.reshape(-1), weight_NH.reshape(-1)
+    count_K = torch.bincount(flat, weights=weight if weight.device.type == "mps" else weight.double(), minlength=k)
+    if index_NH.shape[1] == 1:
         return count_K, t_NF.new_zeros(k, t_NF.shape[1]).index_add_(0, flat, t_NF)
     # Every component gathers its own samples: a bag of rows with weights, which torch sums in parallel.
     order = flat.argsort(stable=True)
-    bounds = torch.bincount(flat, minlength=k).cumsum(0)
-    total_KF = functional.embedding_bag(
-        order // n_neighbours,
-        t_NF,
-        functional.pad(bounds[:-1], (1, 0)),
-        mode="sum",
-        per_sample_weights=weight_NH.reshape(-1)[order],
-    )
-    return count_K, total_KF
-
-
-def _widest(x: Tensor) -> Tensor:
-    """float64 where the device has it."""
-    return x if x.device.type == "mps" else x.double()
+    rows, starts = order // index_NH.shape[1], functional.pad(torch.bincount(flat, minlength=k).cumsum(0)[:-1], (1, 0))
+    return count_K, functional.embedding_bag(rows, t_NF, starts, mode="sum", per_sample_weights=weight[order])
 
 
 def maximise(
     samples: Samples,
     components: Components,
     assignment: Assignment,
-    *,
     max_iter: int,
     tol: float,
     generator: torch.Generator,
-    on_step: Callable[[int, float], None] | None = None,
+    *,
+    on_step: Callable[[int, int, float], None] | None = None,
 ) -> tuple[Components, list[float], bool]:
     """Alternate E and M steps until the log likelihood moves by less than ``tol``.
 
@@ -200,18 +188,18 @@ def maximise(
         history.append(statistics.log_likelihood)
         components = components.estimated(*refilled(statistics, generator, samples.n_columns))
         if on_step is not None:
-            on_step(step + 1, history[-1])
+            on_step(step + 1, max_iter, history[-1])
         if len(history) > 1 and abs(history[-1] - history[-2]) < tol:
             return components, history, True
     return components, history, False
 
 
 def calibrated(samples: Samples, components: Components, assignment: Assignment) -> Components:
-    """The same centres with the weights and spreads of a density: EM by the posterior of the nearest few.
+    """The same centres with the weights and spreads of a density: EM with the posterior of the nearest few.
 
-    Eq. 10 looks at angles alone, so it lends samples of a wide component to a narrow one nearby; what a fit by it
-    leaves as weights and concentrations is off by some percent. For assigning samples that is of no consequence. For a
-    density it is, and likelihoods, samples and outlier scores are read from these. A posterior fit is one already.
+    Eq. 10 ignores the spreads, so it assigns samples of a wide component to a narrow one nearby. This does not matter
+    for assigning samples, but makes weights and concentrations wrong by some percent, and likelihoods, samples and
+    outlier scores depend on these. A posterior fit needs no calibration.
     """
     if assignment.rule == "posterior":
         return components
@@ -240,10 +228,10 @@ def refilled(
     if not empty.numel():
         return count_K, mean_KF
     count_K, mean_KF = count_K.clone(), mean_KF.clone()
-    # The largest components, each split once; more empty than full ones wait for the next round.
+    # The largest components, each split once; if more are empty than full, the rest wait for the next round.
     n_donors = min(empty.numel(), count_K.numel() - empty.numel())
     donors = count_K.masked_fill(empty_K, -1).argsort(descending=True, stable=True)[:n_donors]
-    receivers = empty[: donors.numel()]
+    receivers = empty[:n_donors]
     # Only the centre moves, by a hundredth of the spread of centres; a square that is part of the statistic stays.
     spread = mean_KF[count_K > 0, :d].std(dim=0, correction=0).clamp_min(1e-12)
     noise = torch.randn(donors.numel(), d, generator=generator, dtype=torch.float64)
@@ -264,10 +252,10 @@ def log_likelihoods(samples: Samples, components: Components) -> Tensor:
 
 
 def assignments(samples: Samples, components: Components, assignment: Assignment) -> tuple[Tensor, Tensor, Tensor]:
-    """The H components that matter most to each sample with their weights, heaviest first, whatever the rule.
+    """The H components with the largest weights of each sample, heaviest first: index_NH int64, weight_NH.
 
-    Shapes: index_NH int64, weight_NH; under the posterior rule the rest of the posterior is left out of the row. The
-    last is the sum of the log likelihoods that an E step would find, over this rank's samples.
+    Under the posterior rule the weights are the H largest of the posterior. The last result is the sum of the log
+    likelihoods that an E step would find, over this rank's samples.
     """
     k = components.weight_K.shape[0]
     n_neighbours = min(assignment.n_neighbours, k)
@@ -275,18 +263,16 @@ def assignments(samples: Samples, components: Components, assignment: Assignment
     weight_NH = torch.empty(samples.n_rows, n_neighbours, dtype=samples.dtype, device=samples.device)
     log_likelihood = torch.zeros_like(components.weight_K[0])
     for start, x_ND in samples.chunks(pass_rows(samples, k, assignment)):
-        piece = slice(start, start + x_ND.shape[0])
         if assignment.rule == "posterior":
             log_joint_NK = components.log_joint(x_ND)
             log_likelihood_N = log_joint_NK.logsumexp(dim=1)
-            top = log_joint_NK.softmax(dim=1).topk(n_neighbours, dim=1)
-            index_NH[piece], weight_NH[piece] = top.indices, top.values
+            weight, index = log_joint_NK.softmax(dim=1).topk(n_neighbours, dim=1)
         else:
             index, weight, log_likelihood_N = weigh(components, assignment, x_ND)
             if assignment.size_weighting:  # the nearest component need not be the heaviest
                 weight, order = weight.sort(dim=1, descending=True)
                 index = index.gather(1, order)
-            index_NH[piece], weight_NH[piece] = index, weight
+        index_NH[start : start + x_ND.shape[0]], weight_NH[start : start + x_ND.shape[0]] = index, weight
         log_likelihood += log_likelihood_N.to(log_likelihood).sum()
     return index_NH, weight_NH, log_likelihood
 
@@ -309,10 +295,9 @@ def second_moments(samples: Samples) -> Tensor:
 
 
 def principal_directions(samples: Samples, dims: int) -> tuple[Tensor, float]:
-    """The directions that hold most of the samples' squared length, basis_DP, and how much of it they hold.
+    """The directions with most of the samples' squared length, basis_DP, and how much of it they have (appendix C).
 
-    Appendix C measures the length of r within these. The moments are about the origin, not the mean: the length to be
-    kept is that of r itself.
+    The moments are about the origin, not the mean, because the length of r itself is measured.
     """
     values, vectors = torch.linalg.eigh(second_moments(samples))
     return vectors[:, -dims:].contiguous(), float(values[-dims:].sum())

@@ -36,10 +36,9 @@ class VonMisesFisherMixture(Mixture):
     n_neighbours : int, default=5
         How many of its nearest components a sample is shared among (H in the paper); 1 is hard assignment.
     temperature : float, default=0.02
-        How sharply the nearest component is preferred; smaller is sharper (tau in the paper).
+        How strongly the nearest component is preferred; smaller is stronger (tau in the paper).
     assignment : {"nearest", "posterior"}, default="nearest"
-        The paper's rule, or the posterior of textbook EM over all components, whose likelihood never falls (but where
-        ``concentration_dims`` or the cap on concentrations keeps them from maximum likelihood).
+        The paper's rule, or the posterior of textbook EM over all components, whose likelihood never falls.
     size_weighting : bool, default=False
         Whether larger components attract more (alpha in the paper, which sets it to 1).
     merge : {None, "auto", "paper"}, default=None
@@ -54,8 +53,8 @@ class VonMisesFisherMixture(Mixture):
     concentration : {"per-component", "closed-form", "shared"} or float, default="per-component"
         Maximum likelihood for each component, the paper's closed form (Eq. 7) for each, one for all, or a constant.
     concentration_dims : int, default=None
-        Measure concentrations in so many principal directions (appendix C); None: in all dimensions. Such
-        concentrations are meant for comparing components: the density with them is proper, but far from the best fit.
+        Measure concentrations in this many principal directions (appendix C); None: in all dimensions. This is meant
+        for comparing components: the density is then far from the best fit, and its likelihood may fall.
     small_sample_correction : bool, default=None
         Remove the bias of components with few samples. None: except for ``assignment="posterior"``.
     concentration_shrinkage : float, default=None
@@ -65,9 +64,9 @@ class VonMisesFisherMixture(Mixture):
     n_init : int, default=1
         How many starts to try; the one with the highest likelihood is kept.
     max_iter : int, default=100
-        At most so many EM steps (after merging).
+        The largest number of EM steps (after merging).
     tol : float, default=1e-4
-        Stop when the mean log likelihood of a sample moves by less.
+        Stop when the mean log likelihood per sample changes by less.
     warm_start : bool, default=False
         Start from the components of the last ``fit``: the paper's consistent update.
     device : str, default="auto"
@@ -141,32 +140,28 @@ class VonMisesFisherMixture(Mixture):
         self._keep(locals())
 
     def _settings(self) -> ConcentrationSettings:
-        textbook = self.assignment == "posterior"
         correction, shrinkage = self.small_sample_correction, self.concentration_shrinkage
-        return ConcentrationSettings(
-            rule=self.concentration,
-            small_sample_correction=not textbook if correction is None else correction,
-            shrinkage=(0.0 if textbook else 1.0) if shrinkage is None else shrinkage,
-        )
+        if correction is None:
+            correction = self.assignment != "posterior"
+        if shrinkage is None:
+            shrinkage = 0.0 if self.assignment == "posterior" else 1.0
+        return ConcentrationSettings(rule=self.concentration, small_sample_correction=correction, shrinkage=shrinkage)
 
     def _started(self, centre_KD: Tensor, samples: Samples) -> VonMisesFisherComponents:
         return VonMisesFisherComponents.started(centre_KD, self._settings_for(samples))
 
     def _carried_over(self, previous: Any, samples: Samples) -> VonMisesFisherComponents:
-        components = previous._components(samples.parameter_device)
-        return replace(components, settings=self._settings_for(samples))
+        return replace(previous._components(samples.parameter_device), settings=self._settings_for(samples))
 
     def _settings_for(self, samples: Samples) -> ConcentrationSettings:
         """The settings with the principal directions of the samples, where they are asked for."""
-        settings = self._settings()
-        if self.concentration_dims is not None:
-            if self.concentration_dims > samples.n_columns:
-                raise InputError(
-                    f"concentration_dims={self.concentration_dims} is more than the {samples.n_columns} features of X."
-                )
-            basis_DP, energy = em.principal_directions(samples, self.concentration_dims)
-            settings = replace(settings, basis_DP=basis_DP, energy=energy)
-        return settings
+        dims = self.concentration_dims
+        if dims is None:
+            return self._settings()
+        if dims > samples.n_columns:
+            raise InputError(f"concentration_dims={dims} is more than the {samples.n_columns} features of X.")
+        basis_DP, energy = em.principal_directions(samples, dims)
+        return replace(self._settings(), basis_DP=basis_DP, energy=energy)
 
     def _components(self, device: torch.device) -> VonMisesFisherComponents:
         return VonMisesFisherComponents(
@@ -194,15 +189,14 @@ class VonMisesFisherMixture(Mixture):
                 raise InputError(f"concentration={self.concentration} is above the limit of {vmf.MAX_CONCENTRATION:g}.")
         if self.concentration_dims is not None:
             check_at_least("concentration_dims", self.concentration_dims, 2)
-        if self.concentration_shrinkage is not None:
-            shrinkage = self.concentration_shrinkage
+        if (shrinkage := self.concentration_shrinkage) is not None:
             check_number("concentration_shrinkage", shrinkage, lambda n: 0 <= n < float("inf"), "it must be 0 or more")
 
 
 class GaussianMixture(Mixture):
     """A mixture of Gaussian components, for embeddings whose length matters too.
 
-    The twin of ``VonMisesFisherMixture``: the same engine, soft assignment, merging and interface, on rows as they are.
+    The same assignment, merging and interface as in ``VonMisesFisherMixture``, without scaling the rows.
 
     Parameters
     ----------
@@ -255,7 +249,7 @@ class GaussianMixture(Mixture):
         self._keep(locals())
 
     def _prepare(self, samples: Samples, *, reset: bool) -> None:
-        """Centre the rows on the mean of the data that is or was fitted."""
+        """Subtract the mean of the fitted data from the rows."""
         if reset:
             mean_D, variance = em.mean_and_variance(samples)
             self._new_mean, self._new_variance = mean_D.cpu().numpy(), variance
@@ -265,18 +259,13 @@ class GaussianMixture(Mixture):
         centres.centre(as_parameter(self._new_mean, centres.parameter_device))
 
     def _carried_over(self, previous: Any, samples: Samples) -> GaussianComponents:
-        """The same components about the mean of the data that is being fitted, with this one's kind of covariance."""
+        """The same components about the mean of the new data, with this mixture's kind of covariance."""
         device = samples.parameter_device
         moved_D = as_parameter(previous.data_mean_, device) - as_parameter(self._new_mean, device)
         components = previous._components(device)
-        k, d = components.mean_KD.shape
-        spherical = components.var_KV.mean(dim=1, keepdim=True)
-        return replace(
-            components,
-            mean_KD=components.mean_KD + moved_D,
-            var_KV=spherical if self.covariance == "spherical" else components.var_KV.expand(k, d),
-            data_variance=max(self._new_variance, 1e-12),
-        )
+        mean_KD, var_KV = components.mean_KD + moved_D, components.var_KV
+        var_KV = var_KV.mean(dim=1, keepdim=True) if self.covariance == "spherical" else var_KV.expand(*mean_KD.shape)
+        return replace(components, mean_KD=mean_KD, var_KV=var_KV, data_variance=max(self._new_variance, 1e-12))
 
     def _started(self, centre_KD: Tensor, samples: Samples) -> GaussianComponents:
         return GaussianComponents.started(centre_KD, self.covariance, self._new_variance)
@@ -292,12 +281,10 @@ class GaussianMixture(Mixture):
 
     def _publish(self, components: Components, like: Matrix) -> None:
         assert isinstance(components, GaussianComponents)
-        self.data_mean_ = self._new_mean
-        self.data_variance_ = components.data_variance
+        self.data_mean_, self.data_variance_ = self._new_mean, components.data_variance
         del self._new_mean, self._new_variance
-        self.means_ = in_the_form_of(
-            components.mean_KD + as_parameter(self.data_mean_, components.mean_KD.device), like
-        )
+        mean_D = as_parameter(self.data_mean_, components.mean_KD.device)
+        self.means_ = in_the_form_of(components.mean_KD + mean_D, like)
         spherical = components.var_KV.shape[1] == 1 and self.covariance == "spherical"
         self.variances_ = in_the_form_of(components.var_KV[:, 0] if spherical else components.var_KV, like)
         self.weights_ = in_the_form_of(components.weight_K, like)

@@ -60,8 +60,7 @@ class GaussianComponents:
     def similarity(self, score_NH: Tensor, x_ND: Tensor) -> Tensor:
         """Minus half the squared distance in units of the data's total variance.
 
-        On the unit sphere, whose total variance is close to 1, this is the cosine less 1, so a temperature means the
-        same for both kinds of component.
+        On the unit sphere this is about the cosine less 1, so a temperature means the same for both mixtures.
         """
         half_squared = 0.5 * (x_ND**2).sum(dim=1, keepdim=True)
         return (score_NH - half_squared) / (self.data_variance * self.mean_KD.shape[1])
@@ -84,10 +83,7 @@ class GaussianComponents:
             squared_NH = (x_ND**2).sum(dim=1, keepdim=True) - 2 * score_NH
             return offset_NH - 0.5 * squared_NH.clamp_min(0) / self.var_KV[:, 0].to(x_ND)[index_NH]
         mean_KD, inverse_KD = self.mean_KD.to(x_ND), (1 / self.var_KV).to(x_ND)
-        columns = [
-            ((x_ND - mean_KD[index_NH[:, h]]) ** 2 * inverse_KD[index_NH[:, h]]).sum(dim=1)
-            for h in range(index_NH.shape[1])
-        ]
+        columns = [((x_ND - mean_KD[k_N]) ** 2 * inverse_KD[k_N]).sum(dim=1) for k_N in index_NH.unbind(dim=1)]
         return offset_NH - 0.5 * torch.stack(columns, dim=1)
 
     def estimated(self, count_K: Tensor, mean_KF: Tensor) -> GaussianComponents:
@@ -100,12 +96,8 @@ class GaussianComponents:
             var_KV = square_KV - mean_KD**2
         var_KV = var_KV.clamp_min(_LEAST_VARIANCE_SHARE * self.data_variance)
         alive = (count_K > 0)[:, None]
-        return replace(
-            self,
-            mean_KD=torch.where(alive, mean_KD, self.mean_KD),
-            var_KV=torch.where(alive, var_KV, self.var_KV),
-            weight_K=count_K / count_K.sum(),
-        )
+        mean_KD, var_KV = torch.where(alive, mean_KD, self.mean_KD), torch.where(alive, var_KV, self.var_KV)
+        return replace(self, mean_KD=mean_KD, var_KV=var_KV, weight_K=count_K / count_K.sum())
 
     def respread(self, count_K: Tensor, mean_KF: Tensor) -> GaussianComponents:
         """Variances and weights alone: the spread about the means as they are."""

@@ -1,17 +1,15 @@
 """Groups of components: a coarser answer to "how many are there?", where there is one.
 
-Components are as fine as the data lets them be; a class of images may well be ten of them. Which belong together shows
-in where samples would go next: a sample's *second* component is one that its first is hard to tell from. Counted over
-all samples this is a graph of components, whose communities are the groups: parts with many more second choices inside
-than their sizes would let one expect (modularity; found by Louvain's method, in a fixed order, so that the same graph
-has the same groups).
+A class of images may well be ten components. Which of them belong together shows in the *second* nearest component of
+each sample, which is hard to tell from the first. Counted over all samples this gives a graph of components, and its
+communities are the groups: parts with many more second choices inside than their sizes let expect (modularity; found by
+Louvain's method in a fixed order, so the same graph has the same groups).
 
-Every graph has communities of a kind, and the fewer neighbours a component has, the higher their modularity. So it is
-compared with the most that components strewn at random reach (``chance``), by their number and by how many neighbours
-they have (the exponential of the entropy of a component's edges, on average). Below that, or with fewer than three
-neighbours, every component is a group by itself: tight clusters far from each other say nothing of how they belong
-together. This is about components that were merged until they stand apart: the parts that a single cloud is cut into
-have groups of their own. The figures are in ``docs/decisions/0027``.
+Random graphs have communities too, and the fewer neighbours a component has, the higher their modularity. So it is
+compared with the highest of randomly placed components (``chance``) of the same number and number of neighbours (the
+exponential of the entropy of a component's edges, on average). Below that, or with fewer than three neighbours, every
+component is its own group. The components must have been merged until they are separate, because the parts of a single
+cluster have groups too. The figures are in ``docs/decisions/0027``.
 
 Legend:  N samples, K components, E edges, G groups.
 """
@@ -26,7 +24,7 @@ import numpy as np
 
 # Neighbours that a component must have on average: the graph of nearest neighbours alone falls apart by itself.
 LEAST_NEIGHBOURS = 3.0
-# A sweep over all nodes that moves none is the end; so many are far more than was ever seen.
+# Sweeps end when no node moves; this limit is far above what was ever seen.
 _SWEEPS = 100
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -37,15 +35,15 @@ class Groups:
     """The group of every component."""
 
     label_K: Array
-    """Numbered from the group with the most samples on; 0 to K - 1, each by itself, where there is no coarser order."""
+    """Numbered by size, the group with the most samples first; 0 to K - 1 if every component is its own group."""
     modularity: float
-    """Of the communities that were found, whether they count or not; at most 1."""
+    """Of the communities, also where they are rejected; at most 1."""
     neighbours: float
     """How many others a component has as neighbours, on average."""
 
     @classmethod
     def none(cls, k: int) -> Groups:
-        """Each of ``k`` components by itself, without having looked."""
+        """Each of ``k`` components as its own group, without a search."""
         return cls(np.arange(k), 0.0, 0.0)
 
     @property
@@ -60,10 +58,7 @@ class Groups:
 
 
 def chance(neighbours: float, k: int) -> float:
-    """What modularity stayed below where ``k`` components lay about at random, in 2 to 256 dimensions, at any spread.
-
-    The line was drawn around sets of 20 to 1,500 components; of up to 20,000 some were looked at.
-    """
+    """The modularity that ``k`` random components stay below, fitted for 20 to 1,500 in 2 to 256 dimensions."""
     return (1.05 + 0.3 * max(0.0, math.log10(k / 30))) * neighbours**-0.36
 
 

@@ -1,15 +1,14 @@
 """Triton kernels for CUDA: the H nearest components in one pass, sums by component, and the distances of all pairs.
 
-Each has the shape of one loop over tiles that stay on the chip; neither N x K nor K x K is ever stored. They also run
-under Triton's interpreter (``TRITON_INTERPRET=1``) on a CPU, which is how they are tested without a GPU.
+Each kernel is one loop over tiles in shared memory; neither N x K nor K x K is ever stored. They also run under
+Triton's interpreter (``TRITON_INTERPRET=1``) on a CPU, which is how they are tested without a GPU.
 
 **The H nearest.** A tile of scores is BLOCK_N samples by BLOCK_K components. A top-H insertion for each score would
 cost far more than the matrix product. Instead each column of the tile is a *bucket*: over all tiles, bucket c sees the
-components c, c + BLOCK_K, c + 2 BLOCK_K, ..., and keeps its best three scores, in registers, with six instructions and
-no exchange between threads. The number of the tile is written into the low bits of the score itself, so a score carries
-its component. After the last tile the best candidates of the 3 BLOCK_K survivors are taken, and ``_rescore`` decides
-among them in float32. A neighbour is lost only if four of the H best fall into one bucket: for H = 5 and 64 buckets
-that is 5 / 64^3, one row in 50,000, and then only its last neighbour. H = 1 needs only the best two.
+components c, c + BLOCK_K, c + 2 BLOCK_K, ..., and keeps its best three scores in registers, without any exchange
+between threads. The low bits of a score hold the number of its tile, so a score carries its component. After the last
+tile ``_rescore`` ranks the best candidates of all buckets in float32. A neighbour is lost only if four of the H best
+fall into one bucket: one row in 50,000 for H = 5 and 64 buckets, and only its last neighbour. H = 1 needs the best two.
 
 Legend:  N samples, K components, D dimensions, H neighbours;  x samples, w and b the affine score of a component.
 """
@@ -79,6 +78,10 @@ def search_on_gpu(x_ND: Tensor, w_KD: Tensor, b_K: Tensor | None, n_neighbours: 
     settings = _INTERPRETED_NEAREST if _interpreted() else nearest_tiles(d, *_chip(x_ND.device))
     assert settings is not None, "supports() was not asked"
     block_n, block_k = settings["BLOCK_N"], settings["BLOCK_K"]
+    block_d = triton.next_power_of_2(d)
+    sizes = {"D": d, "BLOCK_D": block_d, "HAS_BIAS": b_K is not None, "LEAST": _LEAST}
+    # The GPU copies whole tiles by itself (Hopper and later), which frees the threads for the scores.
+    bulk_copy = x_ND.is_cuda and _chip(x_ND.device)[0] >= 9 and d % 16 == 0
     per_launch = block_k * 2**_TILE_BITS
     n_candidates = min(n_neighbours + _SPARE_CANDIDATES, 3 * block_k)
     unit = b_K is None
@@ -89,57 +92,21 @@ def search_on_gpu(x_ND: Tensor, w_KD: Tensor, b_K: Tensor | None, n_neighbours: 
     for first in range(0, k, per_launch):
         part = torch.empty(n, n_candidates, dtype=torch.int32, device=x_ND.device)
         w_part = low_w[first : first + per_launch]
-        bulk_copy = _has_bulk_copy(x_ND.device) and d % 16 == 0
+        w_tiles = TensorDescriptor.from_tensor(w_part, [block_k, block_d]) if bulk_copy else w_part
         _propose[(triton.cdiv(n, block_n),)](
-            low_x,
-            TensorDescriptor.from_tensor(w_part, [block_k, triton.next_power_of_2(d)]) if bulk_copy else w_part,
-            bias[first:],
-            part,
-            n,
-            min(per_launch, k - first),
-            first,
-            D=d,
-            BLOCK_D=triton.next_power_of_2(d),
-            EVEN_D=triton.next_power_of_2(d) == d,
-            BULK_COPY=bulk_copy,
-            CANDIDATES=n_candidates,
-            DEPTH=2 if n_neighbours == 1 else 3,
-            HAS_BIAS=b_K is not None,
-            TILE_BITS=_TILE_BITS,
-            LEAST=_LEAST,
-            **settings,
-        )
+            low_x, w_tiles, bias[first:], part, n, min(per_launch, k - first), first, EVEN_D=block_d == d,
+            BULK_COPY=bulk_copy, CANDIDATES=n_candidates, DEPTH=2 if n_neighbours == 1 else 3, TILE_BITS=_TILE_BITS,
+            **sizes, **settings,
+        )  # fmt: skip
         parts.append(part)
-    return rescore(x_ND, w_KD, b_K, torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], n_neighbours)
-
-
-def rescore(
-    x_ND: Tensor, w_KD: Tensor, b_K: Tensor | None, candidate_NC: Tensor, n_neighbours: int
-) -> tuple[Tensor, Tensor]:
-    """The best H of each row's candidates by their float32 scores; candidates below 0 stand for none."""
-    n, d = x_ND.shape
+    candidate_NC = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
     n_candidates = candidate_NC.shape[1]
     score_NH = torch.empty(n, n_neighbours, dtype=torch.float32, device=x_ND.device)
     index_NH = torch.empty(n, n_neighbours, dtype=torch.int64, device=x_ND.device)
-    block = 16
-    _rescore[(triton.cdiv(n, block),)](
-        x_ND,
-        w_KD,
-        x_ND if b_K is None else b_K.float(),
-        candidate_NC,
-        score_NH,
-        index_NH,
-        n,
-        D=d,
-        BLOCK_D=triton.next_power_of_2(d),
-        BLOCK_N=block,
-        CANDIDATES=n_candidates,
-        WIDTH=triton.next_power_of_2(n_candidates),
-        H=n_neighbours,
-        HAS_BIAS=b_K is not None,
-        LEAST=_LEAST,
-        num_warps=4,
-    )
+    _rescore[(triton.cdiv(n, 16),)](
+        x_ND, w_KD, x_ND if b_K is None else b_K.float(), candidate_NC, score_NH, index_NH, n, BLOCK_N=16,
+        CANDIDATES=n_candidates, WIDTH=triton.next_power_of_2(n_candidates), H=n_neighbours, num_warps=4, **sizes,
+    )  # fmt: skip
     return score_NH, index_NH
 
 
@@ -148,25 +115,16 @@ def sums_by_component(t_NF: Tensor, index_NH: Tensor, weight_NH: Tensor, k: int)
 
     Each component gathers its own samples in their order; no atomics, so the same input gives the same bits.
     """
-    n_neighbours = index_NH.shape[1]
+    f = t_NF.shape[1]
     flat = index_NH.reshape(-1).to(torch.int32)
     sorted_component, order = flat.sort(stable=True)
     bounds = torch.searchsorted(sorted_component, torch.arange(k + 1, dtype=torch.int32, device=flat.device))
-    total_KF = torch.empty(k, t_NF.shape[1], dtype=torch.float32, device=t_NF.device)
+    total_KF = torch.empty(k, f, dtype=torch.float32, device=t_NF.device)
     count_K = torch.empty(k, dtype=torch.float32, device=t_NF.device)
     _gather_sum[(k,)](
-        t_NF.contiguous(),
-        order,
-        weight_NH.reshape(-1).float(),
-        bounds,
-        count_K,
-        total_KF,
-        F=t_NF.shape[1],
-        BLOCK_F=triton.next_power_of_2(t_NF.shape[1]),
-        H=n_neighbours,
-        BLOCK_R=16,
-        num_warps=4,
-    )
+        t_NF.contiguous(), order, weight_NH.reshape(-1).float(), bounds, count_K, total_KF, F=f,
+        BLOCK_F=triton.next_power_of_2(f), H=index_NH.shape[1], BLOCK_R=16, num_warps=4,
+    )  # fmt: skip
     return count_K, total_KF
 
 
@@ -183,32 +141,22 @@ def sum_of_distances(mu_KD: Tensor) -> Tensor:
 
 
 def _low_precision(x: Tensor, unit: bool = True) -> Tensor:
-    """Sixteen bits for the tensor cores: float16, three bits finer, where rows have unit length; bfloat16 for any size.
-
-    The interpreter multiplies in numpy, in float32.
-    """
+    """16 bits for the tensor cores: float16 for rows of unit length, else bfloat16; float32 under the interpreter."""
     if _interpreted():
         return x.float()
     return x.half() if unit else x.bfloat16()
 
 
 def _padded(rows: Tensor, block: int) -> Tensor:
-    """Rows of zeros added up to whole tiles."""
+    """Add rows of zeros up to whole tiles."""
     missing = -rows.shape[0] % block
-    if not missing:
-        return rows.contiguous()
-    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
-
-
-def _has_bulk_copy(device: torch.device) -> bool:
-    """Whether the GPU copies whole tiles by itself (Hopper and later), which frees the threads for the scores."""
-    return device.type == "cuda" and _chip(device)[0] >= 9
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows.contiguous()
 
 
 # -- what fits on a chip -----------------------------------------------------------------------------------------------
 
-# Rows of a tile, warps, and tiles on their way at once; the first that fits is taken. Those that fit an H200 were the
-# fastest there. The columns stay 64: with fewer buckets more neighbours would be lost.
+# Rows of a tile, warps, and pipeline stages; the first that fits is used. The order is that of speed on an H200.
+# The columns stay 64: with fewer buckets more neighbours would be lost.
 _BUCKETS = 64
 _NEAREST_TILES = ((128, 8, 3), (64, 4, 3), (64, 4, 2), (32, 4, 2), (32, 4, 1), (16, 4, 1))
 _DISTANCE_TILES = ((128, 8, 2), (64, 4, 2), (32, 4, 2), (16, 4, 2))
@@ -217,7 +165,7 @@ _INTERPRETED_DISTANCES: dict[str, Any] = {"BLOCK": 16, "num_warps": 8, "num_stag
 
 
 def nearest_tiles(d: int, generation: int, room: int) -> dict[str, Any] | None:
-    """Tiles of ``nearest`` for so many bytes of shared memory; None if there are none that fit."""
+    """Tiles of ``search_on_gpu`` that fit ``room`` bytes of shared memory; None if there are none."""
     for rows, warps, stages in _NEAREST_TILES:
         if _shared_bytes(d, rows, _BUCKETS, stages, generation) <= room:
             return {"BLOCK_N": rows, "BLOCK_K": _BUCKETS, "num_warps": warps, "num_stages": stages}
@@ -225,7 +173,7 @@ def nearest_tiles(d: int, generation: int, room: int) -> dict[str, Any] | None:
 
 
 def distance_tiles(d: int, generation: int, room: int) -> dict[str, Any] | None:
-    """Tiles of ``sum_of_distances`` for so many bytes of shared memory; None if there are none that fit."""
+    """Tiles of ``sum_of_distances`` that fit ``room`` bytes of shared memory; None if there are none."""
     for side, warps, stages in _DISTANCE_TILES:
         if _shared_bytes(d, side, side, stages, generation) <= room:
             return {"BLOCK": side, "num_warps": warps, "num_stages": stages}
@@ -233,15 +181,15 @@ def distance_tiles(d: int, generation: int, room: int) -> dict[str, Any] | None:
 
 
 def _shared_bytes(d: int, rows: int, columns: int, stages: int, generation: int) -> int:
-    """What Triton takes at most: rows in sixteen bits, and the tiles they meet, of which Ampere holds one fewer."""
+    """The shared memory that Triton needs at most: 16-bit rows, and tiles of columns, of which Ampere has one fewer."""
     tiles = stages if generation >= 9 else max(1, stages - 1)
     return 2 * min(width for width in _WIDTHS if width >= d) * (rows + tiles * columns) + 1024
 
 
 def _chip(device: torch.device) -> tuple[int, int]:
-    """The generation of a GPU (8 is Ampere, 9 Hopper), and the shared memory that a program may take: 0 before Ampere.
+    """The generation of a GPU (8 is Ampere, 9 Hopper), and the shared memory per block: 0 before Ampere.
 
-    Products of sixteen bits are compiled into slow ones there.
+    Triton's 16-bit products are slow on these.
     """
     generation = torch.cuda.get_device_capability(device)[0]
     room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
@@ -249,38 +197,21 @@ def _chip(device: torch.device) -> tuple[int, int]:
 
 
 if triton is not None:
-    # Merging changes K from round to round. For a K that 16 does not divide Triton would compile once more, in the
-    # middle of a training, unless told not to look at it.
+    # Merging changes K from round to round. Without do_not_specialize Triton would compile again for a K that 16 does
+    # not divide.
 
     @triton.jit(do_not_specialize=["n", "k", "first_component"])
     def _propose(
-        x_ptr,
-        w_tiles,
-        b_ptr,
-        candidate_ptr,
-        n,
-        k,
-        first_component,
-        D: tl.constexpr,
-        BLOCK_D: tl.constexpr,
-        EVEN_D: tl.constexpr,
-        BULK_COPY: tl.constexpr,
-        BLOCK_N: tl.constexpr,
-        BLOCK_K: tl.constexpr,
-        CANDIDATES: tl.constexpr,
-        DEPTH: tl.constexpr,
-        HAS_BIAS: tl.constexpr,
-        TILE_BITS: tl.constexpr,
+        x_ptr, w_tiles, b_ptr, candidate_ptr, n, k, first_component, D: tl.constexpr, BLOCK_D: tl.constexpr,
+        EVEN_D: tl.constexpr, BULK_COPY: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+        CANDIDATES: tl.constexpr, DEPTH: tl.constexpr, HAS_BIAS: tl.constexpr, TILE_BITS: tl.constexpr,
         LEAST: tl.constexpr,
-    ):
+    ):  # fmt: skip
         row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         column = tl.arange(0, BLOCK_K)
         dim = tl.arange(0, BLOCK_D)
-        x = tl.load(
-            x_ptr + row[:, None].to(tl.int64) * D + dim[None, :],
-            mask=(row[:, None] < n) & (dim[None, :] < D),
-            other=0.0,
-        )
+        inside = (row[:, None] < n) & (dim[None, :] < D)
+        x = tl.load(x_ptr + row[:, None].to(tl.int64) * D + dim[None, :], mask=inside, other=0.0)
         best = tl.full((BLOCK_N, BLOCK_K), LEAST, tl.float32)
         second = tl.full((BLOCK_N, BLOCK_K), LEAST, tl.float32)
         third = tl.full((BLOCK_N, BLOCK_K), LEAST, tl.float32)
@@ -318,22 +249,11 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["n"])
     def _rescore(
-        x_ptr,
-        w_ptr,
-        b_ptr,
-        candidate_ptr,
-        score_ptr,
-        index_ptr,
-        n,
-        D: tl.constexpr,
-        BLOCK_D: tl.constexpr,
-        BLOCK_N: tl.constexpr,
-        CANDIDATES: tl.constexpr,
-        WIDTH: tl.constexpr,
-        H: tl.constexpr,
-        HAS_BIAS: tl.constexpr,
+        x_ptr, w_ptr, b_ptr, candidate_ptr, score_ptr, index_ptr, n, D: tl.constexpr, BLOCK_D: tl.constexpr,
+        BLOCK_N: tl.constexpr, CANDIDATES: tl.constexpr, WIDTH: tl.constexpr, H: tl.constexpr, HAS_BIAS: tl.constexpr,
         LEAST: tl.constexpr,
-    ):
+    ):  # fmt: skip
+        # The best H of each row's candidates by their float32 scores; candidates below 0 stand for none.
         row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         dim = tl.arange(0, BLOCK_D)
         slot = tl.arange(0, WIDTH)
@@ -344,9 +264,8 @@ if triton is not None:
         for c in range(CANDIDATES):
             candidate = tl.load(candidate_ptr + row.to(tl.int64) * CANDIDATES + c, mask=row < n, other=-1)
             real = candidate >= 0
-            w = tl.load(
-                w_ptr + candidate[:, None].to(tl.int64) * D + dim[None, :], mask=inside & real[:, None], other=0.0
-            )
+            w_ptrs = w_ptr + candidate[:, None].to(tl.int64) * D + dim[None, :]
+            w = tl.load(w_ptrs, mask=inside & real[:, None], other=0.0)
             score = tl.sum(x * w, axis=1)
             if HAS_BIAS:
                 score += tl.load(b_ptr + candidate, mask=real, other=0.0)
@@ -363,17 +282,9 @@ if triton is not None:
 
     @triton.jit
     def _gather_sum(
-        t_ptr,
-        order_ptr,
-        weight_ptr,
-        bounds_ptr,
-        count_ptr,
-        total_ptr,
-        F: tl.constexpr,
-        BLOCK_F: tl.constexpr,
-        H: tl.constexpr,
-        BLOCK_R: tl.constexpr,
-    ):
+        t_ptr, order_ptr, weight_ptr, bounds_ptr, count_ptr, total_ptr, F: tl.constexpr, BLOCK_F: tl.constexpr,
+        H: tl.constexpr, BLOCK_R: tl.constexpr,
+    ):  # fmt: skip
         component = tl.program_id(0).to(tl.int64)
         feature = tl.arange(0, BLOCK_F)
         lane = tl.arange(0, BLOCK_R)
@@ -387,9 +298,8 @@ if triton is not None:
             entry = tl.load(order_ptr + position, mask=valid, other=0)
             weight = tl.load(weight_ptr + entry, mask=valid, other=0.0)
             sample = (entry // H).to(tl.int64)
-            t = tl.load(
-                t_ptr + sample[:, None] * F + feature[None, :], mask=valid[:, None] & (feature[None, :] < F), other=0.0
-            )
+            inside = valid[:, None] & (feature[None, :] < F)
+            t = tl.load(t_ptr + sample[:, None] * F + feature[None, :], mask=inside, other=0.0)
             total += tl.sum(t.to(tl.float32) * weight[:, None], axis=0)
             count += weight
         tl.store(count_ptr + component, tl.sum(count, axis=0))
@@ -397,25 +307,19 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["k", "n_tiles"])
     def _distance_sums(mu_ptr, partial_ptr, k, n_tiles, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr):
-        # Tile row i meets the tiles i, i + 1, ... half-way round the circle, so that every pair of tiles meets once and
-        # every program does the same work.
+        # Tile row i meets the tiles i, i + 1, ... half-way round the circle: every pair of tiles meets once, and every
+        # program does the same work.
         i = tl.program_id(0)
         lane = tl.arange(0, BLOCK)
         dim = tl.arange(0, BLOCK_D)
         row = i * BLOCK + lane
-        a = tl.load(
-            mu_ptr + row[:, None].to(tl.int64) * D + dim[None, :],
-            mask=(row[:, None] < k) & (dim[None, :] < D),
-            other=0.0,
-        )
+        inside_a = (row[:, None] < k) & (dim[None, :] < D)
+        a = tl.load(mu_ptr + row[:, None].to(tl.int64) * D + dim[None, :], mask=inside_a, other=0.0)
         total = tl.zeros((BLOCK,), tl.float64)
         for step in range(0, n_tiles // 2 + 1):
             column = ((i + step) % n_tiles) * BLOCK + lane
-            b = tl.load(
-                mu_ptr + column[None, :].to(tl.int64) * D + dim[:, None],
-                mask=(column[None, :] < k) & (dim[:, None] < D),
-                other=0.0,
-            )
+            inside_b = (column[None, :] < k) & (dim[:, None] < D)
+            b = tl.load(mu_ptr + column[None, :].to(tl.int64) * D + dim[:, None], mask=inside_b, other=0.0)
             cosine = tl.dot(a, b, input_precision="ieee")
             distance = tl.sqrt(tl.maximum(2.0 - 2.0 * cosine, 0.0))
             counted = (row[:, None] < k) & (column[None, :] < k) & ((step > 0) | (row[:, None] < column[None, :]))

@@ -77,11 +77,9 @@ def merged(
     splits: bool = True,
     on_round: Callable[[int, int], None] | None = None,
 ) -> tuple[Components, MergeHistory]:
-    """Merge until nothing more may be merged; ``history`` is that of earlier rounds, where there were any.
+    """Merge until a round changes nothing, then try splits, unless ``splits`` is False or the rule is the paper's.
 
-    The paper's rule has no stop of its own and ends at its floor or where no pair is below its threshold. The automatic
-    rule ends by its test, after which every component is offered a split, unless ``splits`` is False; a split that
-    survives starts a tree of its own.
+    ``history`` has the earlier rounds, if there were any. A split that is kept starts a new tree.
     """
     history = history or MergeHistory(int(components.weight_K.shape[0]))
     components = _rounds(samples, components, assignment, settings, history, on_round)
@@ -102,9 +100,9 @@ def merged(
 def _split(
     samples: Samples, components: Components, assignment: Assignment, settings: MergeSettings
 ) -> Components | None:
-    """Components whose halves are to be kept apart as two each, the others whole again; None if there are none.
+    """Split the components whose halves pass the test, and leave the others whole; None if no halves pass.
 
-    Halves are compared with each other alone: among so many, they would also merge across what divides their wholes.
+    Halves are compared with each other alone: compared with all, they would also merge across components.
     """
     centre_SD, pair_P2 = acceptance.halves(samples, components, assignment, unit=settings.unit)
     split = _settled(samples, restarted(samples, components, centre_SD, assignment), assignment)
@@ -112,14 +110,11 @@ def _split(
     apart_P = acceptance.evidence(samples, found, pair_P2, unit=settings.unit).apart_P
     if not bool(apart_P.any()):
         return None
-    group_S = torch.arange(centre_SD.shape[0], device=pair_P2.device)
-    first, second = pair_P2[~apart_P].T
-    group_S[second] = first
-    return _joined(split, found.statistics, group_S, MergeHistory(int(centre_SD.shape[0])))
+    return _joined_pairs(split, found.statistics, pair_P2[~apart_P], MergeHistory(int(centre_SD.shape[0])))
 
 
 def restarted(samples: Samples, components: Components, centre_KD: Tensor, assignment: Assignment) -> Components:
-    """Components of the same kind at other centres, given a spread by one hard assignment."""
+    """Components of the same kind at other centres, with spreads from one hard assignment."""
     start = components.placed(centre_KD)
     statistics = em.e_step(samples, start, Assignment(n_neighbours=1, backend=assignment.backend))
     return start.estimated(statistics.count_K, statistics.mean_KF)
@@ -154,9 +149,9 @@ def _settled(samples: Samples, components: Components, assignment: Assignment) -
 def merge_round(
     samples: Samples, components: Components, assignment: Assignment, settings: MergeSettings, history: MergeHistory
 ) -> tuple[Components, bool]:
-    """One round: drop what no sample is nearest to, merge what may be merged, and say whether anything changed."""
+    """One round: drop components that no sample is nearest to, then merge pairs; also whether anything changed."""
     found = acceptance.members(samples, components, assignment)
-    # Those with samples first, so that the floor keeps an empty one only where too few have any.
+    # Those with samples first, so that the floor keeps an empty one only if too few have any.
     order = (found.statistics.count_K <= 0).to(torch.int8).argsort(stable=True)
     kept = order[: max(int((found.statistics.count_K > 0).sum()), settings.floor)].sort().values
     dropped = settings.drop_empty and kept.shape[0] < components.weight_K.shape[0]
@@ -167,32 +162,29 @@ def merge_round(
     allowed = min(share_of(k, settings.share), k - settings.floor)
     if allowed < 1:
         return components, dropped
-    pairs = _chosen_pairs(samples, components, found, settings, allowed)
-    if not pairs:
+    pair_P2 = _chosen_pairs(samples, components, found, settings, allowed)
+    if not pair_P2.shape[0]:
         return components, dropped
-    group_K = torch.arange(k, device=components.weight_K.device)
-    first, second = torch.tensor(pairs, device=group_K.device).T
-    group_K[second] = first
-    return _joined(components, found.statistics, group_K, history), True
+    return _joined_pairs(components, found.statistics, pair_P2, history), True
 
 
 def _chosen_pairs(
     samples: Samples, components: Components, found: acceptance.Members, settings: MergeSettings, most: int
-) -> list[tuple[int, int]]:
-    """The pairs that may merge, best first, at most so many; no component is in two of them."""
+) -> Tensor:
+    """The pairs to merge, pair_P2, best first, at most ``most``; no component is in two of them."""
     if settings.rule == "auto":
         pair_P2 = acceptance.nearby_pairs(components.centre_KD, unit=settings.unit)
-        return acceptance.proposals(acceptance.evidence(samples, found, pair_P2, unit=settings.unit), most)
+        pairs = acceptance.proposals(acceptance.evidence(samples, found, pair_P2, unit=settings.unit), most)
+        return torch.tensor(pairs, dtype=torch.int64, device=components.weight_K.device).reshape(-1, 2)
     statistics = pair_statistics(components.centre_KD, unit=settings.unit)
     pair_P2, distance_P = mutual_pairs(statistics.nearest_K, statistics.distance_K)
-    close = distance_P - statistics.mean < settings.threshold * statistics.deviation
-    return [(i, j) for i, j in pair_P2[close][:most].tolist()]
+    return pair_P2[distance_P - statistics.mean < settings.threshold * statistics.deviation][:most]
 
 
 def _without_empty(
     components: Components, statistics: Statistics, kept: Tensor, settings: MergeSettings, history: MergeHistory
 ) -> Components:
-    """Let the nearest of the components that are kept take in each one that no sample is nearest to."""
+    """Join each component that no sample is nearest to with the nearest of those that are kept."""
     w_KD = components.centre_KD[kept].float()
     bias_K = None if settings.unit else -0.5 * (w_KD**2).sum(dim=1)
     group_K = kept[neighbours.search(components.centre_KD.float(), w_KD, bias_K, 1)[1][:, 0]]
@@ -200,8 +192,14 @@ def _without_empty(
     return _joined(components, statistics, group_K, history)
 
 
+def _joined_pairs(components: Components, statistics: Statistics, pair_P2: Tensor, history: MergeHistory) -> Components:
+    group_K = torch.arange(components.weight_K.shape[0], device=pair_P2.device)
+    group_K[pair_P2[:, 1]] = pair_P2[:, 0]
+    return _joined(components, statistics, group_K, history)
+
+
 def _joined(components: Components, statistics: Statistics, group_K: Tensor, history: MergeHistory) -> Components:
-    """Components estimated from the sums of those that share a group; the history gets a round."""
+    """Components estimated from the sums of those that share a group; adds a round to the history."""
     gap_K = (components.centre_KD - components.centre_KD[group_K]).square().sum(dim=1).sqrt()
     keep, number_K = torch.unique(group_K, return_inverse=True)
     history.record_round(number_K, gap_K)
@@ -222,20 +220,16 @@ class PairStatistics:
 
 
 def pair_statistics(centre_KD: Tensor, *, unit: bool) -> PairStatistics:
-    """All that Eq. 11 asks of the K (K - 1) / 2 distances; K x K is never stored."""
-    mean, deviation = pair_moments(centre_KD, unit=unit)
-    nearest_K, distance_K = nearest_others(centre_KD, unit=unit)
-    return PairStatistics(mean, deviation, nearest_K, distance_K)
+    """What Eq. 11 needs of the K (K - 1) / 2 distances; K x K is never stored."""
+    return PairStatistics(*pair_moments(centre_KD, unit=unit), *nearest_others(centre_KD, unit=unit))
 
 
 def pair_moments(centre_KD: Tensor, *, unit: bool) -> tuple[float, float]:
-    """E and SE of Eq. 11, exact over all pairs.
-
-    The mean of the squared distances has a closed form; the mean of the distances needs the one pass over all pairs.
-    """
+    """E and SE of Eq. 11, exact over all pairs."""
     k = centre_KD.shape[0]
     double_KD = centre_KD.double()
     n_pairs = k * (k - 1) / 2
+    # The sum of squared distances has a closed form; the sum of distances needs a pass over all pairs.
     squares = k * (double_KD**2).sum() - (double_KD.sum(dim=0) ** 2).sum()
     mean = float(_sum_of_distances(centre_KD, unit=unit)) / n_pairs
     return mean, max(float(squares) / n_pairs - mean**2, 0.0) ** 0.5
@@ -245,8 +239,7 @@ def nearest_others(centre_KD: Tensor, *, unit: bool) -> tuple[Tensor, Tensor]:
     """The nearest other centre of each, nearest_K, and its distance, distance_K float64."""
     index = neighbours.nearest_centres(centre_KD, 2, unit=unit)
     itself = torch.arange(centre_KD.shape[0], device=index.device)
-    # Of two identical centres either may come first.
-    nearest_K = torch.where(index[:, 0] == itself, index[:, 1], index[:, 0])
+    nearest_K = torch.where(index[:, 0] == itself, index[:, 1], index[:, 0])  # of two equal centres either may be first
     double_KD = centre_KD.double()
     return nearest_K, torch.linalg.vector_norm(double_KD - double_KD[nearest_K], dim=1)
 
@@ -275,8 +268,7 @@ def mutual_pairs(nearest_K: Tensor, distance_K: Tensor) -> tuple[Tensor, Tensor]
     """Pairs that are each other's nearest, closest pair first: pair_P2 with i < j, and their distances."""
     itself = torch.arange(nearest_K.shape[0], device=nearest_K.device)
     first = ((nearest_K[nearest_K] == itself) & (itself < nearest_K)).nonzero()[:, 0]
-    order = distance_K[first].argsort(stable=True)
-    first = first[order]
+    first = first[distance_K[first].argsort(stable=True)]
     return torch.stack([first, nearest_K[first]], dim=1), distance_K[first]
 
 
@@ -291,11 +283,11 @@ class Merges:
 
     linkage: np.ndarray[Any, np.dtype[np.float64]]
     """scipy's (K_start - 1) x 4 matrix. Leaves are the components at the start, or after the last split that was kept.
-    The first ``n_merges`` rows are the merges that were made, at the distance of the two centres; the others join what
-    is left, so that the tree can be cut at any K. A height lower than the one before is raised to just above it, so
-    that scipy's cut into K clusters undoes the last merges, in the order in which they were made."""
+    The first ``n_merges`` rows are the merges that were made, at the distance of the two centres; the others join the
+    final components, so that the tree can be cut at any K. Heights are raised to increase from row to row, so that
+    scipy's cut into K clusters undoes the last merges."""
     n_components: list[int]
-    """K at the start and after each round; it rises once where a split was kept."""
+    """K at the start and after each round; it rises where a split was kept."""
     n_merges: int
     """How many of the tree's rows were made."""
 
@@ -307,26 +299,20 @@ class MergeHistory:
     n_start: int
     before: list[int] = field(default_factory=list[int])
     """K through the rounds before a split, which this tree does not hold."""
-    n_components: list[int] = field(default_factory=list[int])
-    """K at the start and after each round."""
-    _rows: list[tuple[int, int, float, int]] = field(default_factory=list[tuple[int, int, float, int]])
-    _node_K: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """The number of each current component in the tree, and below, how many of those at the start it holds."""
-    _leaves_K: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __post_init__(self) -> None:
-        if not self._node_K.size:
-            self._node_K, self._leaves_K = np.arange(self.n_start), np.ones(self.n_start, np.int64)
-            self.n_components = [*self.before, self.n_start]
+        self.n_components = [*self.before, self.n_start]  # and after each round
+        self._rows: list[tuple[int, int, float, int]] = []
+        # Each current component's node in the tree, and how many of the components at the start it holds.
+        self._node_K, self._leaves_K = np.arange(self.n_start), np.ones(self.n_start, np.int64)
 
     def record_round(self, group_K: Tensor, distance_K: Tensor) -> None:
         """Add one round: each current component's new number, and its distance to the one that took it in."""
         group, distance = group_K.cpu().numpy(), distance_K.cpu().numpy()
         _, first = np.unique(group, return_index=True)
         node, leaves = self._node_K[first], self._leaves_K[first]
-        height = distance[first]  # the one that takes the others in is at a distance of 0, and need not come first
-        # Only those that join another: nearly all go on as they are.
-        for old in np.setdiff1d(np.arange(group.shape[0]), first):
+        height = distance[first]  # not always 0: the component that the others join need not come first
+        for old in np.setdiff1d(np.arange(group.shape[0]), first):  # the few that join another
             new = group[old]
             leaves[new] += self._leaves_K[old]
             height[new] = max(height[new], distance[old])
@@ -348,16 +334,13 @@ class MergeHistory:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> MergeHistory:
-        """What ``as_tensors`` wrote."""
-        rows = [(int(i), int(j), height, int(leaves)) for i, j, height, leaves in tensors["rows"].tolist()]
-        return cls(
-            n_start=int(tensors["n_start"]),
-            before=tensors["before"].tolist(),
-            n_components=tensors["n_components"].tolist(),
-            _rows=rows,
-            _node_K=tensors["node"].cpu().numpy().copy(),
-            _leaves_K=tensors["leaves"].cpu().numpy().copy(),
-        )
+        """Restore what ``as_tensors`` returned."""
+        history = cls(int(tensors["n_start"]), before=tensors["before"].tolist())
+        history.n_components = tensors["n_components"].tolist()
+        history._rows = [(int(i), int(j), height, int(leaves)) for i, j, height, leaves in tensors["rows"].tolist()]
+        history._node_K = tensors["node"].cpu().numpy().copy()
+        history._leaves_K = tensors["leaves"].cpu().numpy().copy()
+        return history
 
     def finished(self, centre_KD: Tensor) -> Merges:
         """The history as it is kept with a fit, the tree completed by what would merge next."""
@@ -379,9 +362,9 @@ class MergeHistory:
 
 
 def _remaining_merges(centre_KD: Tensor) -> list[tuple[int, int, float]]:
-    """How the centres that are left would join, as (kept, absorbed, height): average linkage.
+    """How the final centres would join, as (kept, absorbed, height): average linkage.
 
-    Its table of all distances is too large for many centres; these first join as mutual nearest neighbours.
+    Too many centres for scipy's table of distances first join as mutual nearest neighbours.
     """
     merges: list[tuple[int, int, float]] = []
     number_K = torch.arange(centre_KD.shape[0], device=centre_KD.device)

@@ -1,12 +1,11 @@
-"""The H nearest components of every sample: the matrix product at the heart of every E step.
+"""The H nearest components of every sample: the matrix product that takes most of the time of an E step.
 
-What is ranked is an affine score ``x . w_k + b_k``: the cosine for directions, the negative half squared distance (but
-for a constant of the sample) for Gaussian components. N x K scores never exist at once. Three ways to the same answer:
+Components are ranked by ``x . w_k + b_k``: the cosine for directions, minus half the squared distance (up to a constant
+per sample) for Gaussian components. N x K scores are never stored. Three backends give the same result:
 
-- *torch*, any device: product and top-k in chunks that stay in cache. On a CPU with AVX2 or AVX-512 compiled code does
-  both in one pass, where a C compiler is at hand and there is work enough (``cpu_kernels.py``).
-- *low precision*, CPUs that multiply bytes: int8 products propose, float32 decides (``eightbit.py``), likewise compiled
-  where it can be.
+- *torch*, any device: product and top-k in chunks that stay in the cache, or in one pass of compiled code on a CPU with
+  AVX2 or AVX-512 (``cpu_kernels.py``).
+- *low precision*, CPUs with int8 instructions: int8 finds candidates, float32 ranks them (``eightbit.py``).
 - *triton*, CUDA: one kernel that fuses product and top H, then a re-rank in float32 (``kernels.py``).
 
 Legend:  N samples, K components, D dimensions, H neighbours;  x samples, w and b the affine score of a component.
@@ -25,7 +24,7 @@ from siammm.mixture import cpu_kernels, eightbit, kernels
 Backend = Literal["auto", "torch", "low-precision", "triton"]
 BACKENDS: tuple[Backend, ...] = ("auto", "torch", "low-precision", "triton")
 
-# Bytes of scores held at once: a CPU's share of cache; enough to fill a GPU.
+# Bytes of scores held at once: a part of a CPU's cache; enough to fill a GPU.
 _CPU_SCORE_BYTES = 8 * 2**20
 _GPU_SCORE_BYTES = 512 * 2**20
 
@@ -33,7 +32,7 @@ _GPU_SCORE_BYTES = 512 * 2**20
 def choose_backend(
     requested: Backend, device: torch.device, dtype: torch.dtype, *, d: int, k: int, n_neighbours: int
 ) -> Backend:
-    """The fastest way that is exact on this device for these sizes, or the one asked for if it can run here."""
+    """The fastest backend for this device and these sizes, or the requested one if it can run here."""
     fits = kernels.supports(d, n_neighbours, device)
     if requested == "auto":
         if device.type == "cuda" and dtype == torch.float32 and fits:
@@ -75,7 +74,7 @@ def search(
     """
     if backend == "triton":
         return kernels.search_on_gpu(x_ND, w_KD, b_K, n_neighbours)
-    if backend == "low-precision" and b_K is None:  # a bias of any size has no place in a byte
+    if backend == "low-precision" and b_K is None:  # int8 has no room for a bias
         return eightbit.search_by_bytes(x_ND, w_KD, n_neighbours, x_bytes)
     if cpu_kernels.floats_pay(x_ND, *w_KD.shape):
         found = cpu_kernels.nearest_by_floats(x_ND, w_KD, b_K, n_neighbours)
@@ -92,7 +91,7 @@ def search(
 
 
 def nearest_centres(centre_KD: Tensor, count: int, *, unit: bool) -> Tensor:
-    """The nearest centres of each centre, index_KH, nearest first; it is among them itself, in general as the first."""
+    """The nearest centres of each centre, index_KH, nearest first; usually the first is the centre itself."""
     w_KD = centre_KD.float()
     k, d = w_KD.shape
     bias_K = None if unit else -0.5 * (w_KD**2).sum(dim=1)

@@ -1,11 +1,10 @@
 """The rows that a mixture is fitted to, in chunks on the compute device, wherever they are stored.
 
-A matrix may be a tensor, an array, or a memory-mapped file larger than memory. What fits stays resident on the device,
-normalised once; what does not is read, moved and normalised chunk by chunk in every pass. Nothing above this module
-needs to know which.
+A matrix may be a tensor, an array, or a memory-mapped file larger than memory. If it fits, it stays on the device,
+normalised once; otherwise it is read, moved and normalised chunk by chunk in every pass.
 
-Under ``torch.distributed`` every rank holds its own shard; a row's global number is its number in the shard after those
-of the ranks before, so that a draw of rows does not depend on how many ranks there are.
+Under ``torch.distributed`` every rank holds its own shard. Rows are numbered across ranks, so that a draw of rows does
+not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from siammm.mixture.eightbit import Bytes
 # A memory-mapped file, or any matrix larger than this share of the device's free memory, is streamed.
 _RESIDENT_SHARE = 0.5
 _STREAM_BYTES = 64 * 2**20
-# Up to so many rows, a draw is the beginning of a permutation of them all.
+# Up to this many rows, a draw is the start of a permutation of all rows.
 _PERMUTED_ROWS = 2**24
 
 
@@ -35,12 +34,9 @@ class Samples:
     """Rows of a matrix as floating-point chunks on one device, each scaled to unit length if ``unit``."""
 
     def __init__(self, X: Tensor | np.ndarray[Any, Any], *, device: torch.device, unit: bool, name: str = "X") -> None:
-        self._source = X
-        self._unit = unit
-        self._name = name
+        self._source, self._unit, self._name = X, unit, name
         self.device = device
-        # Parameters are float64, which Apple's GPUs do not have: there the few large products run on the GPU, the rest
-        # here.
+        # Parameters are float64, which Apple's GPUs do not have.
         self.parameter_device = torch.device("cpu") if device.type == "mps" else device
         self.n_rows, self.n_columns = int(X.shape[0]), int(X.shape[1])
         self.dtype = _compute_dtype(X, device)
@@ -52,18 +48,17 @@ class Samples:
             self._resident = self._prepared(X, 0)
         else:
             for _ in self.chunks(self._stream_rows()):
-                pass  # the first pass finds rows that cannot be used before any work is done on the others
+                pass  # one pass finds unusable rows before any other work is done
         self.n_total, self._first = self.n_rows, 0
 
     def join_ranks(self) -> None:
-        """Count the other ranks' rows too: these are now a shard of all. Every rank must take part."""
+        """Make these rows a shard of all ranks' rows. Every rank must take part."""
         counts = ranks.all_gather_counts(self.n_rows, self.device)
         columns = ranks.all_gather_counts(self.n_columns, self.device)
         widths = ranks.all_gather_counts(self.dtype.itemsize, self.device)
         if len(set(columns)) > 1 or len(set(widths)) > 1 or not sum(counts):
-            kinds = ", ".join(
-                f"{rows} x {d} float{8 * width}" for rows, d, width in zip(counts, columns, widths, strict=True)
-            )
+            sizes = zip(counts, columns, widths, strict=True)
+            kinds = ", ".join(f"{rows} x {d} float{8 * width}" for rows, d, width in sizes)
             raise InputError(
                 f"{self._name} is {kinds} by rank, but the shards must have the same number of features, the same "
                 f"precision, and at least one row in all."
@@ -81,7 +76,7 @@ class Samples:
         return torch.cat([chunk for _, chunk in self.chunks(self.n_rows)])
 
     def low_precision(self, start: int, count: int) -> Bytes | None:
-        """Some rows as bytes, kept from the first call on if the rows are; they take a quarter of the rows' memory."""
+        """Some rows as int8, if all rows stay on the device; they need a quarter of the rows' memory."""
         if self._resident is None:
             return None
         if self._bytes is None:
@@ -89,13 +84,13 @@ class Samples:
         return self._bytes[start : start + count]
 
     def centre(self, shift_D: Tensor) -> None:
-        """Subtract this from every row from now on: differences of large numbers are kept out of the arithmetic."""
+        """Subtract this from every row from now on, which avoids differences of large numbers."""
         self._shift = shift_D.to(self.device, self.dtype)
         if self._resident is not None:
             self._resident, self._bytes = self._resident - self._shift, None
 
     def chunks(self, rows: int) -> Iterator[tuple[int, Tensor]]:
-        """Every row in order, in chunks of at most so many rows, each with the number of its first row."""
+        """All rows in order, in chunks of at most ``rows``, each with the number of its first row."""
         if self._resident is not None:
             for start in range(0, self.n_rows, rows):
                 yield start, self._resident[start : start + rows]
@@ -112,7 +107,7 @@ class Samples:
             chosen = torch.arange(count)
         elif self.n_total <= _PERMUTED_ROWS:
             chosen = torch.randperm(self.n_total, generator=generator)[:count].sort().values
-        else:  # a permutation would be larger than the draw by far: draw some more, and leave out repeats
+        else:  # a permutation would be far larger than the draw: draw some more, without repeats
             chosen = torch.randint(self.n_total, (count + count // 4 + 16,), generator=generator).unique()
             chosen = chosen[torch.randperm(chosen.numel(), generator=generator)[:count]].sort().values
         mine = chosen[(chosen >= self._first) & (chosen < self._first + self.n_rows)] - self._first
@@ -121,9 +116,8 @@ class Samples:
     def _take(self, index: Tensor) -> Tensor:
         if self._resident is not None:
             return self._resident[index.to(self.device)]
-        if isinstance(self._source, Tensor):
-            return self._prepared(self._source[index.to(self._source.device)], 0)
-        return self._prepared(self._source[index.numpy()], 0)
+        source = self._source
+        return self._prepared(source[index.to(source.device) if isinstance(source, Tensor) else index.numpy()], 0)
 
     def _stream_rows(self) -> int:
         return max(1, _STREAM_BYTES // max(1, self.n_columns * 4))
@@ -134,8 +128,7 @@ class Samples:
             rows = block.detach().to(self.device, self.dtype)
         else:
             plain = np.ascontiguousarray(block)
-            if not plain.flags.writeable:  # torch refuses to share what it could then change
-                plain = plain.copy()
+            plain = plain if plain.flags.writeable else plain.copy()  # torch does not share read-only memory
             rows = torch.from_numpy(plain).to(self.device, self.dtype)
         _refuse_not_finite(rows, first, self._name)
         if self._unit:
@@ -151,7 +144,7 @@ class Samples:
 
 
 def _compute_dtype(X: Tensor | np.ndarray[Any, Any], device: torch.device) -> torch.dtype:
-    """float64 for those who bring it, where the device has it; float32 for everybody else."""
+    """float64 for float64 input, if the device has it; float32 for everything else."""
     double = X.dtype == torch.float64 if isinstance(X, Tensor) else X.dtype == np.float64
     return torch.float64 if double and device.type != "mps" else torch.float32
 
@@ -186,14 +179,13 @@ def _refuse_not_finite(rows: Tensor, first: int, name: str) -> None:
 
 
 def _warn_of_zeros(length: Tensor, first: int, name: str) -> None:
-    """scikit-learn's own checks fit to zero rows, so this is no error; such a row is as far from every component."""
+    """Not an error, because scikit-learn's checks of estimators fit zero rows."""
     bad = (length[:, 0] == 0).nonzero()
-    warnings.warn(
+    text = (
         f"{name} has a length of 0 in {_count(bad)}, the first being row {first + int(bad[0])}: a zero vector has no "
-        f"direction; remove these rows, or use GaussianMixture, which takes embeddings of any length.",
-        ZeroRowWarning,
-        stacklevel=2,
+        f"direction; remove these rows, or use GaussianMixture, which takes embeddings of any length."
     )
+    warnings.warn(text, ZeroRowWarning, stacklevel=2)
 
 
 def _count(bad: Tensor) -> str:

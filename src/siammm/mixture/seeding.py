@@ -1,11 +1,9 @@
 """Where the components start: k-means++ on a draw of the samples, or random samples.
 
-Seeds drawn like k-means++ miss components: in high dimensions all distances are nearly equal, so the draw is hardly
-better than uniform, and EM cannot move a component from a cluster that has two to one that has none. So three times as
-many seeds are drawn as are needed, settled by a few steps of k-means, and joined two by two at the least cost in
-squared distance (Ward's criterion) until the number is right. This is the paper's own remark, that overseeding raises
-the chance of finding the right centroids, put at the start. Above ``_OVERSEED_LIMIT`` components the draw itself is
-used.
+k-means++ misses clusters: in high dimensions all distances are nearly equal, so its draw is hardly better than uniform,
+and EM cannot move a component from a cluster that has two to one that has none. So three times as many seeds are drawn
+as needed, improved by a few steps of k-means, and joined in pairs of least cost (Ward's criterion) until the number is
+right; the paper also notes that overseeding helps. Above ``_OVERSEED_LIMIT`` components the draw itself is used.
 
 Legend:  S drawn samples, M seeds, K components, D dimensions.
 """
@@ -30,22 +28,21 @@ INITS: tuple[Init, ...] = ("k-means++", "random")
 _OVERSEED = 3
 _OVERSEED_LIMIT = 1024
 _SETTLING_STEPS = 5
-# Rows drawn for every seed, and at the least in all.
+# Rows drawn per seed, and the least in all.
 _DRAW_PER_SEED = 25
 _DRAW_LEAST = 10_000
-# Up to so many rounds of drawing: exact k-means++ below, several seeds a round above (its parallel form).
+# Rounds of drawing: exact k-means++ for at most as many seeds, several seeds per round (k-means||) for more.
 _ROUNDS = 256
-# Above so many seeds the rounds themselves would take longer than the fit.
+# With more seeds than this, 256 rounds would take longer than the fit.
 _ROUNDS_LIMIT = 4096
 _FEW_ROUNDS = 32
 
 
 def default_n_components(n_samples: int) -> int:
-    """Components to start merging from when nobody said: more than there are clusters, but not many times more.
+    """The default number of components to start merging from: more than there are clusters, but not many times more.
 
-    The paper starts from 8 % of its samples. A table of a million does not need 80,000 to find a few hundred clusters,
-    and pays for every one, so the start is bounded: by 1,000, or by 4 sqrt(n_samples) where that is more (4,500 at
-    ImageNet's size), because larger tables tend to hold more clusters.
+    The paper starts from 8 % of its samples. This is at most 1,000, or 4 sqrt(n_samples) if that is more (4,500 for
+    ImageNet): a million samples do not need 80,000 components to find a few hundred clusters.
     """
     start = min(0.08 * n_samples, max(1000.0, 4 * math.sqrt(n_samples)))
     return min(n_samples, max(2, round(start)))
@@ -59,10 +56,7 @@ def seeds(samples: Samples, k: int, init: Init, generator: torch.Generator, *, o
     m = _OVERSEED * k if overseed else k
     x_SD = samples.draw(max(_DRAW_LEAST, _DRAW_PER_SEED * m), generator)
     centre_MD = _spread_out(x_SD, m, generator)
-    if not overseed:
-        return centre_MD
-    centre_MD, count_M = _settled(x_SD, centre_MD)
-    return _joined(centre_MD, count_M, k)
+    return _joined(*_settled(x_SD, centre_MD), k) if overseed else centre_MD
 
 
 def _spread_out(x_SD: Tensor, m: int, generator: torch.Generator) -> Tensor:
@@ -70,9 +64,8 @@ def _spread_out(x_SD: Tensor, m: int, generator: torch.Generator) -> Tensor:
     s = x_SD.shape[0]
     half_square_S = 0.5 * (x_SD**2).sum(dim=1)
     rounds = min(m, _ROUNDS if m <= _ROUNDS_LIMIT else _FEW_ROUNDS)
-    chosen = torch.randint(s, (1,), generator=generator)
+    chosen = new = torch.randint(s, (1,), generator=generator)
     squared_S = torch.full((s,), torch.inf, dtype=x_SD.dtype, device=x_SD.device)
-    new = chosen
     for done in range(1, rounds + 1):
         c_MD = x_SD[new.to(x_SD.device)]
         rows = neighbours.score_chunk_rows(x_SD.device, x_SD.dtype, c_MD.shape[0])
@@ -101,22 +94,21 @@ def _settled(x_SD: Tensor, centre_MD: Tensor) -> tuple[Tensor, Tensor]:
     """A few steps of k-means; seeds that lose all their samples are left out."""
     count_M = torch.ones(centre_MD.shape[0], dtype=x_SD.dtype, device=x_SD.device)
     for _ in range(_SETTLING_STEPS):
-        bias_M = -0.5 * (centre_MD**2).sum(dim=1)
-        _, index = neighbours.search(x_SD, centre_MD, bias_M, 1)
-        count_M = torch.bincount(index[:, 0], minlength=centre_MD.shape[0]).to(x_SD.dtype)
-        total_MD = torch.zeros_like(centre_MD).index_add_(0, index[:, 0], x_SD)
+        index_S = neighbours.search(x_SD, centre_MD, -0.5 * (centre_MD**2).sum(dim=1), 1)[1][:, 0]
+        count_M = torch.bincount(index_S, minlength=centre_MD.shape[0]).to(x_SD.dtype)
+        total_MD = torch.zeros_like(centre_MD).index_add_(0, index_S, x_SD)
         alive = count_M > 0
         centre_MD, count_M = total_MD[alive] / count_M[alive, None], count_M[alive]
     return centre_MD, count_M
 
 
 def _joined(centre_MD: Tensor, count_M: Tensor, k: int) -> Tensor:
-    """Join centres two by two, always the pair whose joining adds the least squared distance, until K are left."""
+    """Join the pair of centres that adds the least squared distance, until K are left."""
     centre: np.ndarray[Any, Any] = centre_MD.cpu().double().numpy()
     count: np.ndarray[Any, Any] = count_M.cpu().double().numpy()
     m = centre.shape[0]
-    if m <= k:
-        return _topped_up(centre_MD, k)
+    if m <= k:  # the data has fewer different rows than components: repeat centres
+        return centre_MD.repeat(-(-k // m), 1)[:k]
     square = (centre**2).sum(axis=1)
     distance = np.maximum(square[:, None] + square[None, :] - 2 * centre @ centre.T, 0)
     cost = distance * (count[:, None] * count[None, :] / (count[:, None] + count[None, :]))
@@ -131,11 +123,9 @@ def _joined(centre_MD: Tensor, count_M: Tensor, k: int) -> Tensor:
         centre[i] = (count[i] * centre[i] + count[j] * centre[j]) / total
         count[i], alive[j] = total, False
         row = ((centre[i] - centre) ** 2).sum(axis=1) * (total * count / (total + count))
-        row[~alive] = np.inf
-        row[i] = np.inf
-        cost[i, :], cost[:, i] = row, row
-        cost[j, :], cost[:, j] = np.inf, np.inf
-        least[j] = np.inf
+        row[~alive] = row[i] = np.inf
+        cost[i, :] = cost[:, i] = row
+        cost[j, :] = cost[:, j] = least[j] = np.inf
         for other in np.flatnonzero(alive & ((nearest == i) | (nearest == j))):
             nearest[other] = cost[other].argmin()
             least[other] = cost[other, nearest[other]]
@@ -144,9 +134,3 @@ def _joined(centre_MD: Tensor, count_M: Tensor, k: int) -> Tensor:
         closer = row < least
         nearest[closer], least[closer] = i, row[closer]
     return torch.from_numpy(centre[alive]).to(centre_MD.device, centre_MD.dtype)
-
-
-def _topped_up(centre_MD: Tensor, k: int) -> Tensor:
-    """Repeat centres where the data has fewer different rows than components; EM keeps the copies finite."""
-    repeats = -(-k // centre_MD.shape[0])
-    return centre_MD.repeat(repeats, 1)[:k]

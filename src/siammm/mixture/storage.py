@@ -1,8 +1,4 @@
-"""A fitted mixture as one ``.safetensors`` file: the arrays, and the settings as JSON in its header. No pickle.
-
-The file is written beside its name and moved into place when it is complete, so a reader sees the old one or the new
-one.
-"""
+"""A fitted mixture as one ``.safetensors`` file: the arrays, and the settings as JSON in its header. No pickle."""
 
 from __future__ import annotations
 
@@ -38,7 +34,7 @@ def save(mixture: Any, path: Path) -> None:
     header: dict[str, Any] = {
         "format": _FORMAT,
         "kind": kind,
-        "parameters": {name: _plain(value) for name, value in mixture.get_params().items() if _is_plain(value)},
+        "parameters": _plain(mixture.get_params()),
         "fitted": {name: getattr(mixture, name) for name in _NUMBERS if hasattr(mixture, name)},
         "merges": None,
     }
@@ -59,9 +55,8 @@ def load(kind: type[Estimator], path: Path) -> Estimator:
             header = dict(json.loads((stored.metadata() or {})["siammm"]))
             arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise StoredFileError(
-            f"{path} is not a mixture saved by siammm, or it is damaged; save the mixture again."
-        ) from error
+        text = f"{path} is not a mixture saved by siammm, or it is damaged; save the mixture again."
+        raise StoredFileError(text) from error
     if header.get("format") != _FORMAT:
         raise StoredFileError(
             f"{path} has format {header.get('format')!r}, but this version of siammm reads {_FORMAT}; "
@@ -78,9 +73,7 @@ def load(kind: type[Estimator], path: Path) -> Estimator:
             if name in _NUMBERS:
                 setattr(mixture, name, value)
         merges = header["merges"]
-        mixture.merges_ = (
-            None if merges is None else Merges(arrays["merges.linkage"], merges["n_components"], merges["n_merges"])
-        )
+        mixture.merges_ = None if merges is None else Merges(arrays["merges.linkage"], **merges)
     except (KeyError, TypeError, AttributeError) as error:
         raise StoredFileError(
             f"{path} is damaged, or from another version of siammm: its header cannot be read; save the mixture again."
@@ -92,24 +85,16 @@ def _check_arrays(arrays: dict[str, Any], kind: str, path: Path) -> None:
     for name, axes in _ARRAYS[kind].items():
         array = arrays.get(name)
         if array is None or array.ndim not in axes or not array.size or not np.isfinite(array).all():
-            raise StoredFileError(
-                f"{path} is damaged: {name} is missing, misshapen or not finite; save the mixture again."
-            )
+            raise StoredFileError(f"{path} is damaged: {name} is missing, misshapen or not finite; save it again.")
     if len({arrays[name].shape[0] for name in _ARRAYS[kind] if name != "data_mean_"}) != 1:
-        raise StoredFileError(
-            f"{path} is damaged: its arrays disagree on the number of components; save the mixture again."
-        )
+        raise StoredFileError(f"{path} is damaged: its arrays disagree on the number of components; save it again.")
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
     return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
 
 
-def _is_plain(value: object) -> bool:
-    """Whether JSON holds it; an array or a fitted mixture given as ``init`` is where a fit began, not what it found."""
-    return isinstance(value, (str, int, float, bool, type(None), np.generic))
-
-
-def _plain(value: Any) -> Any:
-    """numpy's numbers as Python's."""
-    return value.item() if isinstance(value, np.generic) else value
+def _plain(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The parameters that JSON can hold, numpy's numbers as Python's; not an array or a mixture given as ``init``."""
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in parameters.items()}
+    return {name: value for name, value in plain.items() if isinstance(value, (str, int, float, type(None)))}

@@ -1,11 +1,11 @@
 """The von Mises-Fisher distribution on the unit sphere: density, concentration, samples.
 
-Everything here is float64, log c_d within 1e-13 of its value for d from 2 to many thousands and kappa from 0
-to 1e6 and beyond; nothing overflows or underflows, because no Bessel function is ever formed, only the logarithm
+Everything is float64; log c_d is accurate to 1e-13 for d from 2 to many thousands and kappa from 0 to 1e6 and beyond.
+Nothing overflows or underflows, because only the logarithm of the Bessel function
 
     g_nu(x) = log( Gamma(nu + 1) (2 / x)^nu I_nu(x) ),        g_nu(0) = 0,
 
-and the ratio I_{nu+1}(x) / I_nu(x). Both come from Debye's uniform expansion at a high order and from there by downward
+and the ratio I_{nu+1}(x) / I_nu(x) are computed: by Debye's uniform expansion at a high order, then by downward
 recurrence, which is stable.
 
 Legend, after the paper:
@@ -37,27 +37,16 @@ _DEBYE_TERMS = 9
 # No finite sample tells a concentration above this from infinity, and float32 scores could not use one.
 MAX_CONCENTRATION = 1e6
 
-# Newton's method on A_d(kappa) = rho from Eq. 7's start is within 1e-9 of the root after this many steps. The more
-# dimensions there are, the better is the start.
-_NEWTON_STEPS = 3
-_NEWTON_STEPS_FROM_32 = 2
-
 
 def log_normaliser(kappa: Tensor, d: int) -> Tensor:
-    """Logarithm of the density's normalising constant, log c_d(kappa).
-
-    Eq. 4. Shapes: any in, the same out, float64.
-    """
+    """Logarithm of the density's normalising constant, log c_d(kappa), Eq. 4. Shapes: any in, the same out, float64."""
     kappa = _checked(kappa, d)
     log_area = math.log(2.0) + 0.5 * d * math.log(math.pi) - math.lgamma(0.5 * d)
     return -log_area - _log_bessel_and_ratio(kappa, 0.5 * d - 1)[0]
 
 
 def log_density(cosine: Tensor, kappa: Tensor, d: int) -> Tensor:
-    """Log density at points that have the given cosine with the mean direction.
-
-    Eq. 3. Shapes: broadcast together.
-    """
+    """Log density at points with the given cosine to the mean direction, Eq. 3. Shapes: broadcast together."""
     return log_normaliser(kappa, d) + kappa * cosine
 
 
@@ -67,9 +56,9 @@ def expected_length(kappa: Tensor, d: int) -> Tensor:
 
 
 def concentration_closed_form(rho: Tensor, d: int) -> Tensor:
-    """The paper's estimate of kappa from the length of the mean vector.
+    """The paper's estimate of kappa from the length of the mean vector, Eq. 7, capped at ``MAX_CONCENTRATION``.
 
-    Eq. 7. Its relative error is at most a few percent for small d and 7e-4 at d = 256. Capped at ``MAX_CONCENTRATION``.
+    Its relative error is at most a few percent for small d and 7e-4 at d = 256.
     """
     rho = rho.to(torch.float64).clamp(0.0, 1.0)
     kappa = (rho * d - rho**3) / (1 - rho**2).clamp_min(torch.finfo(torch.float64).tiny)
@@ -83,12 +72,10 @@ def concentration_mle(rho: Tensor, d: int) -> Tensor:
     """
     rho = rho.to(torch.float64).clamp(0.0, 1.0)
     kappa = concentration_closed_form(rho, d)
-    for _ in range(_NEWTON_STEPS_FROM_32 if d >= 32 else _NEWTON_STEPS):
+    for _ in range(2 if d >= 32 else 3):  # within 1e-9 of the root; in high dimensions the start is better
         length = expected_length(kappa, d)
-        slope = _length_slope(kappa, length, d)
-        # A_d is concave, so a step from the left of the root may overshoot at most to its right; halving and doubling
-        # bound the step where the slope is lost to rounding.
-        step = kappa - (length - rho) / slope
+        # Halving and doubling bound the step where the slope is lost to rounding.
+        step = kappa - (length - rho) / _length_slope(kappa, length, d)
         kappa = torch.minimum(torch.maximum(step, 0.5 * kappa), 2.0 * kappa).clamp_max(MAX_CONCENTRATION)
     return torch.where(rho > 0, kappa, torch.zeros_like(kappa))
 
@@ -96,10 +83,9 @@ def concentration_mle(rho: Tensor, d: int) -> Tensor:
 def corrected_length(rho: Tensor, count: Tensor, energy: float = 1.0) -> Tensor:
     """The length of the mean vector without the bias of a small sample.
 
-    Of n unit vectors, E|r|^2 = 1/n + (1 - 1/n) rho^2: even without any structure |r| is about 1/sqrt(n). Solving for
-    rho gives ``rho^2 <- (n |r|^2 - 1) / (n - 1)``. With 13 samples a component, as in the paper's 100 k components for
-    1.28 M images, this removes 13 % from kappa. Where lengths are measured in some directions only, ``energy`` is the
-    samples' mean squared length in them. A component of one sample has no spread to measure; its length stays.
+    For n unit vectors, E|r|^2 = 1/n + (1 - 1/n) rho^2, hence ``rho^2 <- (n |r|^2 - 1) / (n - 1)``. With 13 samples per
+    component, as in the paper's 100 k components for 1.28 M images, this removes 13 % from kappa. ``energy`` is the
+    samples' mean squared length, below 1 in a subspace. The length of a single sample stays as it is.
     """
     rho, count = rho.to(torch.float64), count.to(torch.float64)
     squared = (count * rho**2 - energy) / (count - 1).clamp_min(1e-12)
@@ -109,7 +95,7 @@ def corrected_length(rho: Tensor, count: Tensor, energy: float = 1.0) -> Tensor:
 def shrunken_length(rho: Tensor, count: Tensor, strength: float) -> Tensor:
     """Lengths pulled towards their pooled value, as if every component had ``strength`` more samples of average spread.
 
-    The spread 1 - rho of a component with few samples is mostly noise; that of a large one hardly moves.
+    The spread 1 - rho of a component with few samples is mostly noise.
     """
     rho, count = rho.to(torch.float64), count.to(torch.float64)
     if strength <= 0:
@@ -121,15 +107,14 @@ def shrunken_length(rho: Tensor, count: Tensor, strength: float) -> Tensor:
 def sample(mu_D: Tensor, kappa: float, n: int, *, generator: torch.Generator) -> Tensor:
     """Draw n unit vectors from one component, float64, on the CPU.
 
-    The cosine w with the mean direction has density (1 - w^2)^((d-3)/2) exp(kappa w). Wood's rejection sampler draws it
-    from a Beta envelope that stays efficient for any kappa; the direction around the mean is uniform.
+    Wood's rejection sampler draws the cosine w with the mean direction, of density (1 - w^2)^((d-3)/2) exp(kappa w),
+    from a Beta envelope that is efficient for any kappa; the direction around the mean is uniform.
     """
     d = mu_D.shape[0]
     mu_D = mu_D.to("cpu", torch.float64)
-    # Written so that it does not cancel at large kappa: b = (-2 kappa + sqrt(4 kappa^2 + (d-1)^2)) / (d - 1).
+    # b = (-2 kappa + sqrt(4 kappa^2 + (d-1)^2)) / (d - 1) and log(1 - x0^2), without cancellation at large kappa.
     b = (d - 1) / (2 * kappa + math.sqrt(4 * kappa**2 + (d - 1) ** 2))
     x0 = (1 - b) / (1 + b)
-    # log(1 - x0^2), again without cancelling.
     c = kappa * x0 + (d - 1) * math.log(4 * b / (1 + b) ** 2)
     half = torch.tensor((d - 1) / 2, dtype=torch.float64)
     cosine = torch.empty(0, dtype=torch.float64)
@@ -150,7 +135,7 @@ def sample(mu_D: Tensor, kappa: float, n: int, *, generator: torch.Generator) ->
 
 
 def _standard_gamma(shape: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Gamma draws that depend on the generator alone (torch.distributions takes none)."""
+    """Gamma draws with a generator (torch.distributions takes none)."""
     return cast(Any, torch)._standard_gamma(shape.expand(size), generator=generator)
 
 
@@ -161,9 +146,9 @@ def _checked(kappa: Tensor, d: int) -> Tensor:
 
 
 def _length_slope(kappa: Tensor, length: Tensor, d: int) -> Tensor:
-    """A_d'(kappa), where A_d(kappa) is known; its limits are 1/d at 0 and (d - 1) / (2 kappa^2) at infinity."""
+    """A_d'(kappa) for a known A_d(kappa)."""
     slope = 1 - length**2 - (d - 1) * length / kappa.clamp_min(1e-300)
-    # The three terms cancel at both ends; the limits take over before rounding does.
+    # The terms cancel at both ends, so the limits are used there.
     slope = torch.where(kappa > 1e7, (d - 1) / (2 * kappa**2), slope)
     return torch.where(kappa < 1e-5, torch.full_like(kappa, 1 / d), slope)
 
@@ -171,7 +156,7 @@ def _length_slope(kappa: Tensor, length: Tensor, d: int) -> Tensor:
 def _log_bessel_and_ratio(x: Tensor, nu: float) -> tuple[Tensor, Tensor]:
     """g_nu(x) of the module's docstring, and I_{nu+1}(x) / I_nu(x).
 
-    From I_{nu-1} = I_{nu+1} + (2 nu / x) I_nu follow both steps downward in the order:
+    The recurrence I_{nu-1} = I_{nu+1} + (2 nu / x) I_nu gives both steps downward in the order:
     ratio_nu = x / (2 (nu + 1) + x ratio_{nu+1}) and g_nu = g_{nu+1} + log(1 + x ratio_{nu+1} / (2 (nu + 1))).
     """
     steps = max(0, math.ceil(_DEBYE_ORDER - nu))
@@ -191,7 +176,7 @@ def _debye(x: Tensor, nu: float) -> tuple[Tensor, Tensor]:
 
         I_nu(nu z) = exp(nu eta) / sqrt(2 pi nu s) * U,       U = sum_k u_k(t) / nu^k.
 
-    Stirling's series for Gamma(nu + 1) cancels the large terms by hand, so that g keeps its digits as x goes to 0.
+    Stirling's series for Gamma(nu + 1) cancels the large terms analytically, so g stays accurate as x goes to 0.
     """
     z = x / nu
     s = torch.sqrt(1 + z**2)
@@ -205,11 +190,7 @@ def _debye(x: Tensor, nu: float) -> tuple[Tensor, Tensor]:
 
 
 def _debye_sums(t: Tensor, nu: float) -> tuple[Tensor, Tensor]:
-    """U = sum_k u_k(t) / nu^k and W = sum_k w_k(t) / nu^(k+1).
-
-    All powers of t at once, then one product with the coefficients: on a GPU a sum term by term, two operations each,
-    would take longer to launch than everything else about a component.
-    """
+    """U = sum_k u_k(t) / nu^k and W = sum_k w_k(t) / nu^(k+1), by one matrix product: few launches on a GPU."""
     coefficient_I2 = _debye_coefficients(nu, str(t.device))
     power_KI = t.reshape(-1, 1).expand(-1, coefficient_I2.shape[0] - 1).cumprod(dim=1)
     u, w = torch.addmm(coefficient_I2[:1], power_KI, coefficient_I2[1:]).unbind(dim=1)
@@ -217,9 +198,9 @@ def _debye_sums(t: Tensor, nu: float) -> tuple[Tensor, Tensor]:
 
 
 @cache
-@torch.inference_mode(False)  # what is kept for later calls must serve those with gradients too
+@torch.inference_mode(False)  # later calls with gradients use the cached tensor too
 def _debye_coefficients(nu: float, device: str) -> Tensor:
-    """U and W as one polynomial in t each, for one order: the coefficients of t^0, t^1 and so on, in two columns."""
+    """U and W as polynomials in t for one order: the coefficients of t^0, t^1 and so on, in two columns."""
     total = torch.zeros(3 * _DEBYE_TERMS - 2, 2, dtype=torch.float64)
     for k, (u_k, w_k) in enumerate(_debye_polynomials()):
         for i, (u, w) in enumerate(zip(u_k, w_k, strict=True)):
@@ -232,8 +213,8 @@ def _debye_coefficients(nu: float, device: str) -> Tensor:
 def _debye_polynomials() -> tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]:
     """The coefficients of u_k and of w_k = u_k / 2 + t u_k', for k = 0 to ``_DEBYE_TERMS - 1``.
 
-    u_0 = 1 and u_{k+1} = t^2 (1 - t^2) u_k' / 2 + 1/8 integral_0^t (1 - 5 s^2) u_k ds, in exact fractions. The w_k are
-    what the expansion of I' has beyond that of I.
+    u_0 = 1 and u_{k+1} = t^2 (1 - t^2) u_k' / 2 + 1/8 integral_0^t (1 - 5 s^2) u_k ds, in exact fractions. The w_k
+    come from the expansion of I'.
     """
     u = [Fraction(1)]
     pairs: list[tuple[tuple[float, ...], tuple[float, ...]]] = []
