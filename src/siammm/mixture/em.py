@@ -295,10 +295,8 @@ def second_moments(samples: Samples) -> Tensor:
 
 
 def principal_directions(samples: Samples, dims: int) -> tuple[Tensor, float]:
-    """The directions with most of the samples' squared length, basis_DP, and how much of it they have (appendix C).
-
-    The moments are about the origin, not the mean, because the length of r itself is measured.
-    """
+    """The directions with most of the samples' squared length, basis_DP, and how much of it they have (appendix C)."""
+    # About the origin, not the mean, because the length of r itself is measured.
     values, vectors = torch.linalg.eigh(second_moments(samples))
     return vectors[:, -dims:].contiguous(), float(values[-dims:].sum())
 

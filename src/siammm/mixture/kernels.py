@@ -187,10 +187,7 @@ def _shared_bytes(d: int, rows: int, columns: int, stages: int, generation: int)
 
 
 def _chip(device: torch.device) -> tuple[int, int]:
-    """The generation of a GPU (8 is Ampere, 9 Hopper), and the shared memory per block: 0 before Ampere.
-
-    Triton's 16-bit products are slow on these.
-    """
+    """The generation of a GPU (8 is Ampere, 9 Hopper), and the shared memory per block; 0 before Ampere: too slow."""
     generation = torch.cuda.get_device_capability(device)[0]
     room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     return generation, room if generation >= 8 else 0

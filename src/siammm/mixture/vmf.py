@@ -93,10 +93,7 @@ def corrected_length(rho: Tensor, count: Tensor, energy: float = 1.0) -> Tensor:
 
 
 def shrunken_length(rho: Tensor, count: Tensor, strength: float) -> Tensor:
-    """Lengths pulled towards their pooled value, as if every component had ``strength`` more samples of average spread.
-
-    The spread 1 - rho of a component with few samples is mostly noise.
-    """
+    """Lengths pulled towards the pooled value, as if components had ``strength`` more samples of average spread."""
     rho, count = rho.to(torch.float64), count.to(torch.float64)
     if strength <= 0:
         return rho
