@@ -14,26 +14,12 @@ where they depart from the paper. A step of Algorithm 1, given predictions ``v_1
     loss = final_loss(cluster, instance_loss(v_1, v_2, v_1m, v_2m))
 """
 
-from siammm.learn.losses import (
-    assignment_weights,
-    contrastive_instance_loss,
-    final_loss,
-    instance_distance,
-    instance_loss,
-    negative_centroids_loss,
-    negative_samples_loss,
-    relative_concentrations,
-    soft_assignment_loss,
-)
-
-__all__ = [
-    "assignment_weights",
-    "contrastive_instance_loss",
-    "final_loss",
-    "instance_distance",
-    "instance_loss",
-    "negative_centroids_loss",
-    "negative_samples_loss",
-    "relative_concentrations",
-    "soft_assignment_loss",
-]
+from siammm.learn.losses import assignment_weights as assignment_weights
+from siammm.learn.losses import contrastive_instance_loss as contrastive_instance_loss
+from siammm.learn.losses import final_loss as final_loss
+from siammm.learn.losses import instance_distance as instance_distance
+from siammm.learn.losses import instance_loss as instance_loss
+from siammm.learn.losses import negative_centroids_loss as negative_centroids_loss
+from siammm.learn.losses import negative_samples_loss as negative_samples_loss
+from siammm.learn.losses import relative_concentrations as relative_concentrations
+from siammm.learn.losses import soft_assignment_loss as soft_assignment_loss

@@ -140,10 +140,9 @@ def test_it_is_the_plain_loop_and_lars_for_the_rest(memory_format: torch.memory_
         optimiser.found_inf = torch.zeros(())
     names = {"0.0.weight", "0.2.weight", "0.3.weight", "0.4.weight"}
     plain = PlainMuon([p for name, p in matrices.named_parameters() if name in names], 0.8, 0.05)
-    lars = build_optimiser(
-        "lars", [(name, p) for name, p in rest.named_parameters() if name not in names], lr=0.4, weight_decay=1e-2,
-        momentum=0.8, trust_coefficient=0.05,
-    )  # fmt: skip
+    for name, p in rest.named_parameters():
+        p.requires_grad_(name not in names)
+    lars = build_optimiser("lars", rest, lr=0.4, weight_decay=1e-2, momentum=0.8, trust_coefficient=0.05)
     for step in range(5):
         for model in (ours, matrices, rest):
             with_gradients(model, step)

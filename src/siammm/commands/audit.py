@@ -17,11 +17,11 @@ from siammm.audit import suspects
 from siammm.audit.images import AuditedImages, read_images
 from siammm.audit.results import Planted, summary, suspects_table
 from siammm.audit.suspects import Audit
-from siammm.commands.progress import Bar
 from siammm.core import processes
 from siammm.core.checks import check_at_least, check_number
 from siammm.core.errors import InputError
 from siammm.core.folders import check_new_folder, new_folder
+from siammm.core.progress import Bar
 from siammm.core.text import shown
 from siammm.settings.commands import AuditConfig
 

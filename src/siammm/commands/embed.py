@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from siammm.commands.process import one_process
-from siammm.commands.progress import Bar
 from siammm.core.errors import InputError
 from siammm.core.files import check_new_file, new_file
+from siammm.core.progress import Bar
 from siammm.data.embeddings import SUFFIXES
 from siammm.export.rows import encode_to_file
 from siammm.export.tables import image_table, write_npz, write_parquet

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from siammm.commands.progress import Bar
 from siammm.core import processes
 from siammm.core.errors import InputError
 from siammm.core.folders import check_new_folder, new_folder
+from siammm.core.progress import Bar
 from siammm.evaluate import measure
 from siammm.evaluate.protocols import Protocol
 from siammm.evaluate.subject import TableSubject, open_subject

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from siammm.commands.process import one_process
-from siammm.commands.progress import Bar
+from siammm.core.progress import Bar
 from siammm.report import projection
 from siammm.report.browser import open_page
 from siammm.report.explorer import Explorer

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from siammm.commands.process import one_process
-from siammm.commands.progress import Bar
 from siammm.core.errors import InputError, SiamMMError
 from siammm.core.folders import check_new_folder, new_folder
+from siammm.core.progress import Bar
 from siammm.data.loader import Loader
 from siammm.export import hub
 from siammm.export.encoder import kept_card, write_card, write_encoder

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from siammm.commands.process import one_process
-from siammm.commands.progress import Bar
 from siammm.core.checks import check_at_least
 from siammm.core.errors import InputError
 from siammm.core.files import write_text
 from siammm.core.folders import check_new_folder, new_folder
+from siammm.core.progress import Bar
 from siammm.core.text import counted, one_line
 from siammm.report import projection
 from siammm.report.browser import open_page

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 import shlex
@@ -24,7 +23,7 @@ from siammm.core.processes import Context
 from siammm.core.signals import StopSignals
 from siammm.core.text import shown
 from siammm.data.decode import BadImage
-from siammm.data.sources import Source
+from siammm.data.sources import Source, from_anywhere
 from siammm.learn.loop import Interrupted, Trained, Training
 from siammm.learn.networks import CONV_SMALL
 from siammm.learn.progress import TrainingProgress, metrics_line
@@ -34,18 +33,14 @@ from siammm.runs.images import open_images
 from siammm.runs.run import Run
 from siammm.runs.writer import RunWriter
 from siammm.settings.checks import check_settings
-from siammm.settings.fields import setting_homes, with_settings
+from siammm.settings.fields import with_settings
+from siammm.settings.stored import resumed
 from siammm.settings.training import TrainConfig
 
-# The views of images that are not small, unless told otherwise.
-_LARGE_VIEW = 224
 # With fewer updates in an epoch than this, the epochs of a preset are too few to learn much.
 _FEW_UPDATES = 10
-# Images whose size is asked for, and how many sides of a view theirs must have for copies to pay.
-_LOOKED_AT = 9
-_MANY_TIMES = 3
-# What may be changed when a run goes on: where it runs, not what it computes.
-_CHANGEABLE = frozenset({"data", "resume", "device", "workers", "save_every", "tensorboard", "probe"})
+# Images whose size is looked at, and how many times the side of a view theirs must have for copies to pay.
+_LOOKED_AT, _MANY_TIMES = 9, 3
 
 
 def train(config: TrainConfig) -> None:
@@ -53,39 +48,47 @@ def train(config: TrainConfig) -> None:
     if config.resume is None and config.data is None:
         raise InputError("There is nothing to train on; give a folder of images, or run siammm demo for a first look.")
     with processes.setup(config.run.device) as context:
-        console = Console(highlight=False)
-        if config.resume is not None:
-            _resume(config, context, console)
-        else:
-            _start(config, context, console)
+        (_start if config.resume is None else _resume)(config, context, Console(highlight=False))
 
 
 def _start(config: TrainConfig, context: Context, console: Console) -> None:
     check_settings(config)
+    data, cache = str(config.data), config.run.image_cache
     if config.run.probe is not None:
-        config = with_settings(config, probe=_lasting(config.run.probe))
-    if config.run.image_cache is not None:
-        config = with_settings(config, image_cache=_cache_beside(str(config.data), config.run.image_cache))
-    source = open_images(str(config.data), config.reading)
-    output = config.output or Path(f"{_plain_name(source)}-run")
-    folder = RunWriter.planned(output, config, _facts(config, source)) if context.rank == 0 else None
+        config = with_settings(config, probe=from_anywhere(config.run.probe))
+    if cache is not None:
+        copies = os.path.abspath(os.path.expanduser(cache))
+        if Path(copies).is_relative_to(from_anywhere(data)):
+            raise InputError(
+                f"--image-cache {cache} lies within {data}, where its copies would be taken for images; choose another."
+            )
+        config = with_settings(config, image_cache=copies)
+    source = open_images(data, config.reading)
+    name = re.sub(r"[^\w.-]+", "-", Path(source.name.replace("::", "-")).stem).strip("-.")
+    output = config.output or Path(f"{name or source.kind}-run")
+    facts: dict[str, Any] = {
+        "data_path": from_anywhere(data),
+        "fingerprint": source.fingerprint(),
+        "n_images": len(source),
+        "kind": source.kind,
+        "versions": {"siammm": siammm.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
+    }
+    folder = RunWriter.planned(output, config, facts) if context.rank == 0 else None
     _run(config, source, folder, context, console)
 
 
 def _resume(config: TrainConfig, context: Context, console: Console) -> None:
     assert config.resume is not None
     run = Run.unfinished(config.resume)
-    stored, where = run.config, config.data or str(run.data)
-    config = _continued(config, stored)
-    source = open_images(where, config.reading)
+    where, settings = config.data or str(run.data), resumed(config, run.config)
+    source = open_images(where, settings.reading)
     if source.fingerprint() != run.fingerprint:
         raise InputError(
             f"{where} does not hold the images that {config.resume} was trained on; give the same ones, or start anew."
         )
-    resume_from = run.checkpoint()
-    config = dataclasses.replace(config, data=stored.data, resume=None)
-    folder = RunWriter(run.path, tensorboard=config.run.tensorboard) if context.rank == 0 else None
-    _run(config, source, folder, context, console, resume_from=resume_from)
+    begun = run.checkpoint()
+    folder = RunWriter(run.path, tensorboard=settings.run.tensorboard) if context.rank == 0 else None
+    _run(settings, source, folder, context, console, begun)
 
 
 def _run(
@@ -94,7 +97,6 @@ def _run(
     folder: RunWriter | None,
     context: Context,
     console: Console,
-    *,
     resume_from: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
 ) -> None:
     """Train, and write what the run leaves: the first process alone has a folder."""
@@ -104,15 +106,9 @@ def _run(
     with contextlib.ExitStack() as stack:
         if folder is not None:
             stack.callback(folder.close)
-        training = Training(
-            config,
-            source,
-            context.device,
-            recorder=folder,
-            listener=stack.enter_context(TrainingProgress()) if context.rank == 0 else None,
-            stop_requested=stop.requested,
-            resume_from=resume_from,
-        )
+        listener = stack.enter_context(TrainingProgress()) if context.rank == 0 else None
+        watchers: dict[str, Any] = {"recorder": folder, "listener": listener, "stop_requested": stop.requested}
+        training = Training(config, source, context.device, resume_from=resume_from, **watchers)
         stack.callback(training.close)
         stack.enter_context(stop)
         try:
@@ -120,13 +116,13 @@ def _run(
         except Interrupted as interrupted:
             if not interrupted.began:
                 raise Stopped("stopped before the first update.", stop.number or signal.SIGTERM) from None
-            where = "" if folder is None else shlex.quote(str(folder.path))
-            message = (
-                f"stopped in epoch {training.epoch + 1} of {config.optimisation.epochs}, and saved; go on with: "
-                f"siammm train --resume {where}"
-            )
-            # One process speaks for all.
-            raise Stopped(message if folder is not None else "", stop.number or signal.SIGTERM) from None
+            message = ""  # one process speaks for all
+            if folder is not None:
+                message = (
+                    f"stopped in epoch {training.epoch + 1} of {config.optimisation.epochs}, and saved; go on with: "
+                    f"siammm train --resume {shlex.quote(str(folder.path))}"
+                )
+            raise Stopped(message, stop.number or signal.SIGTERM) from None
         except torch.OutOfMemoryError as error:
             raise InputError(
                 "The GPU does not have enough memory; lower --batch-size, raise --accumulate, or use --loader "
@@ -148,26 +144,24 @@ def announce(config: TrainConfig, source: Source, context: Context, console: Con
         f"[bold]siammm[/] trains {escape(config.network.backbone)} on {len(source):,} images {size} from "
         f"{escape(shown(source.name))}, {labels}: {epochs} on {context.device}{many}."
     )
-    if source.note is not None:
-        console.print(escape(source.note), style="yellow")
-    if config.run.image_cache is None and _are_large(source, config.views.image_size or _LARGE_VIEW):
-        console.print(
+    notes = [] if source.note is None else [source.note]
+    if config.run.image_cache is None and _are_large(source, config.views.image_size or 224):
+        notes.append(
             "The images are far larger than what training looks at; with --image-cache FOLDER all but the first look "
-            "would be faster.",
-            style="yellow",
+            "would be faster."
         )
     batch = config.optimisation.batch_size
     if len(source) < _FEW_UPDATES * batch:
-        console.print(
-            f"With --batch-size {batch} an epoch is less than {_FEW_UPDATES} updates; a smaller one learns more in it.",
-            style="yellow",
+        notes.append(
+            f"With --batch-size {batch} an epoch is less than {_FEW_UPDATES} updates; a smaller one learns more in it."
         )
     if context.device.type == "cpu" and config.network.backbone != CONV_SMALL:
-        console.print(
-            f"There is no GPU here, and {escape(config.network.backbone)} may take days; --preset laptop is a first "
-            "look in minutes.",
-            style="yellow",
+        notes.append(
+            f"There is no GPU here, and {config.network.backbone} may take days; --preset laptop is a first look in "
+            "minutes."
         )
+    for note in notes:
+        console.print(escape(note), style="yellow")
 
 
 def _are_large(source: Source, view_size: int) -> bool:
@@ -201,68 +195,6 @@ def show(training: Training, trained: Trained, output: Path, console: Console) -
             console.print(score_table(clustering_scores(labels, trained.clusters), of_groups))
     seen = "" if trained.mixture is None else f" See it: [bold cyan]siammm report {escape(shlex.quote(str(output)))}[/]"
     console.print(f"Everything is in [bold]{escape(str(output))}[/].{seen}", soft_wrap=True)
-
-
-def _facts(config: TrainConfig, source: Source) -> dict[str, Any]:
-    """What the run folder says besides the settings."""
-    return {
-        "data_path": _lasting(str(config.data)),
-        "fingerprint": source.fingerprint(),
-        "n_images": len(source),
-        "kind": source.kind,
-        "versions": {"siammm": siammm.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
-    }
-
-
-def _plain_name(source: Source) -> str:
-    """A name for a folder from what the user gave, which may be a pattern or name a split."""
-    name = "digits" if source.kind == "digits" else Path(source.name.replace("::", "-")).stem
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or source.kind
-
-
-def _lasting(data: str) -> str:
-    """Images as they can be found from any folder."""
-    if data == "digits":
-        return data
-    if data.startswith("torchvision:"):
-        scheme, name, path = data.split(":", 2)
-        return f"{scheme}:{name}:{_absolute(path)}"
-    path, mark, split = data.partition("::")
-    return f"{_absolute(path)}{mark}{split}"
-
-
-def _cache_beside(data: str, cache: str) -> str:
-    """The folder for copies, as it can be found from anywhere; not within the images, or copies would be among them."""
-    if Path(_absolute(cache)).is_relative_to(_absolute(data)):
-        raise InputError(
-            f"--image-cache {cache} lies within {data}, where its copies would be taken for images; choose another."
-        )
-    return _absolute(cache)
-
-
-def _absolute(path: str) -> str:
-    return os.path.abspath(os.path.expanduser(path))
-
-
-def _continued(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
-    """The stored settings, with the few that a resumed run may change taken from the command line.
-
-    The command line starts from the stored ones, so what differs was asked for.
-    """
-    assert config.resume is not None
-    started = dataclasses.replace(stored, data=None, output=None, overwrite=False)
-    changed: dict[str, Any] = {}
-    for name, group in setting_homes().items():
-        given, own = (getattr(one if group is None else getattr(one, group), name) for one in (config, started))
-        if given == own or (name == "output" and given.resolve() == config.resume.resolve()):
-            continue
-        if name not in _CHANGEABLE:
-            raise InputError(
-                f"A run goes on with its own settings, so --{name.replace('_', '-')} cannot be changed by --resume; "
-                "leave it out, or start anew."
-            )
-        changed[name] = given
-    return with_settings(stored, **(changed | {"resume": config.resume}))
 
 
 def _duration(seconds: float) -> str:

@@ -14,6 +14,7 @@ The same images give the same pixels in the same order, whichever of these they 
 from __future__ import annotations
 
 import glob
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from siammm.data.source import EncodedSource, Source
 from siammm.data.table_source import ArrowSource, ParquetSource
 from siammm.data.tar_source import TarSource
 
-__all__ = ["EncodedSource", "Source", "open_source"]
+__all__ = ["EncodedSource", "Source", "from_anywhere", "open_source"]
 
 _TABLES_AND_SHARDS: dict[str, type[ParquetSource | ArrowSource | TarSource]] = {
     ".parquet": ParquetSource, ".pq": ParquetSource, ".arrow": ArrowSource, ".tar": TarSource
@@ -60,6 +61,15 @@ def open_source(
     if max_pixels < 1:
         raise InputError(f"max_pixels={max_pixels} would refuse every image; give 1 or more.")
     return _Opener(name=str(data), image_key=image_key, label_key=label_key, max_pixels=max_pixels).open(data)
+
+
+def from_anywhere(data: str) -> str:
+    """The name of images as it opens them from any folder: with an absolute path."""
+    if data == "digits":
+        return data
+    *before, path = data.split(":", 2) if data.startswith(torchvision_source.PREFIX) else [data]
+    path, mark, split = path.partition("::")
+    return ":".join([*before, f"{os.path.abspath(os.path.expanduser(path))}{mark}{split}"])
 
 
 class _Opener:

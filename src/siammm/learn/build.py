@@ -1,7 +1,4 @@
-"""What the settings make of a set of images: the networks, the views, and how many of everything.
-
-Each is one rule, with the sentence that refuses what cannot be. ``loop.py`` puts a run together from them.
-"""
+"""The parts of a run, as the settings ask for them; ``loop.py`` puts a run together from these."""
 
 from __future__ import annotations
 
@@ -33,30 +30,18 @@ def initial_clusters(n_images: int) -> int:
 
 def build_network(config: TrainConfig, image_size: int) -> SiameseNetwork:
     """The networks that the settings describe, with weights from torch's own generator."""
-    network = config.network
+    network, objective = config.network, config.objective
+    hidden, dim = network.hidden_dim, network.embedding_dim
     backbone = build_backbone(network.backbone, image_size=image_size, zero_init_residual=network.zero_init_residual)
     features = int(cast(Any, backbone).num_features)
-    encoder = Encoder(
-        backbone,
-        projector(
-            features,
-            network.hidden_dim,
-            network.embedding_dim,
-            network.projector_layers,
-            last_norm=network.projector_norm,
-        ),
-    )
-    head = None
+    head = projector(features, hidden, dim, network.projector_layers, last_norm=network.projector_norm)
+    guess = None
     if network.predictor_layers:
-        hidden = network.predictor_hidden_dim or network.hidden_dim
-        head = predictor(network.embedding_dim, hidden, network.predictor_layers, last_norm=network.predictor_norm)
-    objective = config.objective
-    return SiameseNetwork(
-        encoder,
-        head,
-        momentum=network.momentum_encoder and objective.instance_loss != "simsiam",
-        n_prototypes=objective.n_prototypes if objective.cluster_loss == "swapped" else 0,
-    )
+        inner = network.predictor_hidden_dim or hidden
+        guess = predictor(dim, inner, network.predictor_layers, last_norm=network.predictor_norm)
+    momentum = network.momentum_encoder and objective.instance_loss != "simsiam"
+    n_prototypes = objective.n_prototypes if objective.cluster_loss == "swapped" else 0
+    return SiameseNetwork(Encoder(backbone, head), guess, momentum=momentum, n_prototypes=n_prototypes)
 
 
 def image_size(config: TrainConfig, source: Source) -> int:
@@ -106,26 +91,16 @@ def data_parallel(network: SiameseNetwork, device: torch.device) -> Any:
     # Buffers are each rank's copy of the same synchronised statistics; torch 2.15 renamed the switch.
     names = inspect.signature(DistributedDataParallel).parameters
     switch = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-    settings: dict[str, Any] = {switch: False}
-    own = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(network, device_ids=own, **settings)
+    settings: dict[str, Any] = {switch: False, "device_ids": [device.index] if device.type == "cuda" else None}
+    return DistributedDataParallel(network, **settings)
 
 
 def open_images(
     config: TrainConfig, source: Source, views: tuple[ViewSettings, ViewSettings], device: torch.device, **more: Any
 ) -> Loader:
     """A loader for images, read as the settings say."""
-    reading = config.reading
-    return open_loader(
-        source,
-        views,
-        device,
-        kind=reading.loader,
-        workers=reading.workers,
-        limit=reading.max_bad_images,
-        image_cache=config.run.image_cache,
-        **more,
-    )
+    more |= {"kind": config.reading.loader, "workers": config.reading.workers, "limit": config.reading.max_bad_images}
+    return open_loader(source, views, device, image_cache=config.run.image_cache, **more)
 
 
 def check_same_images(n_images: int, device: torch.device) -> None:
@@ -142,17 +117,10 @@ def optimiser(
     config: TrainConfig, network: SiameseNetwork, learning_rate: torch.Tensor, *, fused: bool
 ) -> torch.optim.Optimizer:
     """The optimiser of the online encoder and its heads, which reads its rate from a tensor."""
-    settings = config.optimisation
-    made = build_optimiser(
-        settings.optimiser,
-        network,
-        lr=settings.learning_rate,
-        weight_decay=settings.weight_decay,
-        momentum=settings.momentum,
-        trust_coefficient=settings.trust_coefficient,
-        turned=network.encoder.backbone,
-        fused=fused,
-    )
+    asked, body = config.optimisation, network.encoder.backbone
+    settings = {"lr": asked.learning_rate, "weight_decay": asked.weight_decay, "momentum": asked.momentum}
+    settings |= {"trust_coefficient": asked.trust_coefficient}
+    made = build_optimiser(asked.optimiser, network, turned=body, fused=fused, **settings)
     for group in made.param_groups:
         group["lr"] = learning_rate
     return made
@@ -160,18 +128,14 @@ def optimiser(
 
 def clusterings(config: TrainConfig, n_images: int, device: torch.device) -> list[Clustering]:
     """The clusterings that train together, each with a seed of its own."""
-    return [
-        Clustering(
-            k,
-            n_images,
-            config.network.embedding_dim,
-            device,
-            objective=config.objective,
-            settings=config.clustering,
-            seed=config.run.random_state + number,
-        )
-        for number, k in enumerate(n_components(config, n_images))
-    ]
+    first, more = config.clustering.n_components, config.clustering.more_components
+    for flag, k in [("--n-components", first), *(("--more-components", k) for k in more)]:
+        if k is not None and not 1 <= k <= n_images:
+            raise InputError(f"{flag} is {k:,}, but it must be from 1 to the number of images, {n_images:,}.")
+    sizes = [initial_clusters(n_images) if first is None else first, *more]
+    settings: dict[str, Any] = {"objective": config.objective, "settings": config.clustering}
+    dim, seed = config.network.embedding_dim, config.run.random_state
+    return [Clustering(k, n_images, dim, device, seed=seed + number, **settings) for number, k in enumerate(sizes)]
 
 
 def new_queue(config: TrainConfig, network: SiameseNetwork, device: torch.device) -> Queue | None:
@@ -189,35 +153,31 @@ def training_views(config: TrainConfig, image_size: int) -> tuple[ViewSettings, 
     """The settings of the two views: from the preset, or from the size of the images."""
     preset = config.views.augmentation
     preset = preset_for(image_size) if preset == "auto" else preset
-    size = config.views.view_size
-    if size is None:
-        size = image_size
-    else:
-        check_at_least("view_size", size, 4)
-    first, second = views(size, preset)
+    if config.views.view_size is not None:
+        check_at_least("view_size", config.views.view_size, 4)
+        image_size = config.views.view_size
+    first, second = views(image_size, preset)
     if config.views.crop_scale is not None:
         scale = (config.views.crop_scale, 1.0)
-        first, second = dataclasses.replace(first, scale=scale), dataclasses.replace(second, scale=scale)
+        first, second = (dataclasses.replace(view, scale=scale) for view in (first, second))
     return first, second
 
 
 def batch_size(config: TrainConfig, n_images: int) -> int:
     """Images of one update, over all ranks: as asked, or as many as there are, in equal parts."""
-    optimisation = config.optimisation
-    parts = optimisation.accumulate * ranks.world_size()
+    parts = config.optimisation.accumulate * ranks.world_size()
     if n_images < 2:
         raise InputError(
             f"There {'is 1 image' if n_images == 1 else 'are no images'} that can be read, but training compares "
             "images with each other and needs at least 2."
         )
-    found = min(optimisation.batch_size, n_images) // parts * parts
-    if found < 2 * parts:
+    most = min(config.optimisation.batch_size, n_images)
+    if most // parts < 2:
         raise InputError(
-            f"A batch of {min(optimisation.batch_size, n_images)} images in {parts} parts has fewer than 2 images a "
-            "part, but BatchNorm needs at least 2; raise --batch-size, or lower --accumulate or the number of "
-            "processes."
+            f"A batch of {most} images in {parts} parts has fewer than 2 images a part, but BatchNorm needs at least "
+            "2; raise --batch-size, or lower --accumulate or the number of processes."
         )
-    return found
+    return most // parts * parts
 
 
 def check_queue(config: TrainConfig, n_images: int) -> None:
@@ -228,12 +188,3 @@ def check_queue(config: TrainConfig, n_images: int) -> None:
             f"--queue-size is {size:,}, but there are {n_images:,} images, so that each would be its own negative; use "
             "a small part of that."
         )
-
-
-def n_components(config: TrainConfig, n_images: int) -> list[int]:
-    """The clusters that each clustering starts from."""
-    first, more = config.clustering.n_components, config.clustering.more_components
-    for flag, k in [("--n-components", first), *(("--more-components", k) for k in more)]:
-        if k is not None and not 1 <= k <= n_images:
-            raise InputError(f"{flag} is {k:,}, but it must be from 1 to the number of images, {n_images:,}.")
-    return [initial_clusters(n_images) if first is None else first, *more]

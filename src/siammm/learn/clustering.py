@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
@@ -46,17 +47,15 @@ class Clustering:
         settings: ClusteringConfig,
         seed: int,
     ) -> None:
-        self.objective, self.settings, self.seed = objective, settings, seed
-        self.n_start = n_components
+        self.objective, self.settings, self.seed, self.n_start = objective, settings, seed, n_components
         self.components: VonMisesFisherComponents | None = None
         self.history = MergeHistory(n_components)
         self.generator = torch.Generator().manual_seed(seed)
-        n_neighbours = min(objective.n_neighbours, n_components)
-        self.index_NH = torch.zeros(n_images, n_neighbours, dtype=torch.int64, device=device)
-        self.weight_NH = torch.zeros(n_images, n_neighbours, device=device)
+        h = min(objective.n_neighbours, n_components)
+        self.index_NH = torch.zeros(n_images, h, dtype=torch.int64, device=device)
+        self.weight_NH = torch.zeros(n_images, h, device=device)
         self.mu_KD = torch.zeros(n_components, dim, device=device)
-        self.kappa_K = torch.zeros(n_components, device=device)
-        self.log_normaliser_K = torch.zeros(n_components, device=device)
+        self.kappa_K, self.log_normaliser_K = (torch.zeros(n_components, device=device) for _ in range(2))
 
     @property
     def n_components(self) -> int:
@@ -66,26 +65,21 @@ class Clustering:
     @property
     def assignment(self) -> Assignment:
         """How images are shared among clusters: Eq. 8 and 10."""
-        return Assignment(
-            n_neighbours=self.objective.n_neighbours,
-            temperature=self.objective.temperature,
-            size_weighting=self.objective.size_weighting,
-        )
+        return Assignment(**self._sharing)
+
+    @property
+    def _sharing(self) -> dict[str, Any]:
+        names = ("n_neighbours", "temperature", "size_weighting")
+        return {name: getattr(self.objective, name) for name in names}
 
     @property
     def merge_settings(self) -> MergeSettings:
         """How a round of merging chooses its pairs."""
-        settings = self.settings
-        rule = "auto" if settings.merge == "auto" else "paper"
-        share = settings.merge_share if rule == "auto" else 1.0  # the paper's rule has a pace of its own
-        return MergeSettings(
-            rule=rule,
-            threshold=settings.merge_threshold,
-            floor=settings.merge_floor,
-            share=share,
-            # An empty cluster is the first to merge, within the share: the share is the pace of K.
-            drop_empty=False,
-        )
+        rule = "auto" if self.settings.merge == "auto" else "paper"
+        share = self.settings.merge_share if rule == "auto" else 1.0  # the paper's rule has a pace of its own
+        limits = {"threshold": self.settings.merge_threshold, "floor": self.settings.merge_floor, "share": share}
+        # An empty cluster is the first to merge, within the share: the share is the pace of K.
+        return MergeSettings(rule=rule, drop_empty=False, **limits)
 
     # -- Algorithm 1 --------------------------------------------------------------------------------------------------
 
@@ -127,22 +121,16 @@ class Clustering:
         assert self.components is not None, "a run without clusters has no mixture"
         components = merge.restarted(samples, self.components, self.components.centre_KD, self.assignment)
         if self.settings.merge == "auto":
+            settings = replace(self.merge_settings, drop_empty=True)
             components, self.history = merge.merged(
-                samples,
-                components,
-                self.assignment,
-                replace(self.merge_settings, drop_empty=True),
-                history=self.history,
-                splits=False,
+                samples, components, self.assignment, settings, history=self.history, splits=False
             )
         mixture = VonMisesFisherMixture(
             n_components=int(components.weight_K.shape[0]),
-            n_neighbours=self.objective.n_neighbours,
-            temperature=self.objective.temperature,
-            size_weighting=self.objective.size_weighting,
             concentration=self._concentration_rule,
             concentration_dims=self._concentration_dims(samples),
             random_state=self.seed,
+            **self._sharing,
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the clusters have settled in training
@@ -215,14 +203,8 @@ class Clustering:
 
     def _best_restart(self, samples: Samples) -> VonMisesFisherComponents:
         """Seed ``n_init`` times and keep the start of the highest likelihood."""
-        best: tuple[float, VonMisesFisherComponents] | None = None
-        for _ in range(self.settings.n_init):
-            components = self._seeded(samples)
-            log_likelihood = em.e_step(samples, components, self.assignment).log_likelihood
-            if best is None or log_likelihood > best[0]:
-                best = (log_likelihood, components)
-        assert best is not None
-        return best[1]
+        starts = (self._seeded(samples) for _ in range(self.settings.n_init))
+        return max(starts, key=lambda start: em.e_step(samples, start, self.assignment).log_likelihood)
 
     def _concentration_settings(self, samples: Samples) -> ConcentrationSettings:
         settings = ConcentrationSettings(rule=self._concentration_rule)
@@ -247,12 +229,8 @@ class Clustering:
         tensors = checkpoint.with_prefix("history", self.history.as_tensors())
         tensors["generator"] = self.generator.get_state()
         if self.components is not None:
-            tensors |= {
-                "mu": self.components.mu_KD,
-                "kappa": self.components.kappa_K,
-                "weight": self.components.weight_K,
-                **self._tables,
-            }
+            mu_KD, kappa_K, weight_K = self.components.mu_KD, self.components.kappa_K, self.components.weight_K
+            tensors |= {"mu": mu_KD, "kappa": kappa_K, "weight": weight_K, **self._tables}
             if self.components.settings.basis_DP is not None:
                 tensors["basis"] = self.components.settings.basis_DP
                 tensors["energy"] = torch.tensor(self.components.settings.energy, dtype=torch.float64)
@@ -268,12 +246,8 @@ class Clustering:
         settings = ConcentrationSettings(rule=self._concentration_rule)
         if "basis" in tensors:
             settings = replace(settings, basis_DP=tensors["basis"].to(device), energy=float(tensors["energy"]))
-        self.components = VonMisesFisherComponents(
-            mu_KD=tensors["mu"].to(device),
-            kappa_K=tensors["kappa"].to(device),
-            weight_K=tensors["weight"].to(device),
-            settings=settings,
-        )
+        mu_KD, kappa_K, weight_K = (tensors[name].to(device) for name in ("mu", "kappa", "weight"))
+        self.components = VonMisesFisherComponents(mu_KD=mu_KD, kappa_K=kappa_K, weight_K=weight_K, settings=settings)
         for name, table in self._tables.items():
             table.copy_(tensors[name])
 

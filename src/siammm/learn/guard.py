@@ -1,8 +1,7 @@
 """The guard: is the encoder still telling images apart?
 
-An encoder without negatives can collapse: to a point, to a line, or to NaN. Each epoch the guard looks at the
-embeddings and the mixture, and says in one sentence what is wrong and what usually helps. A loss that is not finite is
-caught within the update, before any weight changes (``tally.py``).
+An encoder without negatives can collapse: to a point, to a line, or to NaN. After each epoch the guard looks at the
+embeddings and the mixture. A loss that is not finite is caught within the update (``tally.py``).
 
 Legend:  N images, D dimensions.
 """
@@ -31,7 +30,7 @@ class CollapseError(SiamMMError):
     """Training was stopped because it had stopped learning anything; the last good checkpoint is kept."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Health:
     """What the guard looks at after an epoch."""
 
@@ -52,13 +51,8 @@ class Health:
         rank, deviation = spread(samples)
         if components is None:
             return cls(effective_rank=rank, deviation=deviation)
-        return cls(
-            effective_rank=rank,
-            deviation=deviation,
-            occupied=int((components.weight_K > 0).sum()),
-            least_concentration=float(components.kappa_K.min()),
-            largest_concentration=float(components.kappa_K.max()),
-        )
+        occupied, (least, largest) = int((components.weight_K > 0).sum()), components.kappa_K.aminmax()
+        return cls(rank, deviation, occupied, float(least), float(largest))
 
     def as_metrics(self) -> dict[str, float]:
         """The measurements that were made, by name."""

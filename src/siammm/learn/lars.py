@@ -28,8 +28,8 @@ class LARS(torch.optim.Optimizer):
     ``lr`` is a number, or a 0-d tensor on the parameters' device.
     """
 
-    # The GradScaler then hands over its scale and verdict rather than reading them on the host.
-    _step_supports_amp_scaling = True
+    found_inf: Tensor | None = None
+    """Where this 0-d tensor holds 1, a step changes nothing."""
 
     def __init__(
         self,
@@ -57,27 +57,22 @@ class LARS(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._move_groups(self.param_groups, getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        self._move_groups(self.param_groups)
         return loss
 
-    def _move_groups(
-        self, groups: Sequence[dict[str, Any]], grad_scale: Tensor | None, found_inf: Tensor | None
-    ) -> None:
+    def _move_groups(self, groups: Sequence[dict[str, Any]]) -> None:
         for group in groups:
-            for params in by_kind(p for p in group["params"] if p.grad is not None):
-                self._move(params, group, grad_scale, found_inf)
+            for params in by_kind(group["params"]):
+                self._move(params, group)
 
     def _buffer(self, p: Tensor) -> Tensor:
         if "momentum_buffer" not in self.state[p]:  # a group that was added later
             self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         return self.state[p]["momentum_buffer"]
 
-    def _move(
-        self, params: list[Tensor], group: dict[str, Any], grad_scale: Tensor | None, found_inf: Tensor | None
-    ) -> None:
+    def _move(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """One step of parameters of one type on one device."""
-        buffers = [self._buffer(p) for p in params]
-        updates = gradients(params, grad_scale)
+        buffers, updates = [self._buffer(p) for p in params], gradients(params)
         if not group["excluded"]:
             if group["weight_decay"]:
                 updates = _torch._foreach_add(updates, params, alpha=group["weight_decay"])
@@ -86,43 +81,37 @@ class LARS(torch.optim.Optimizer):
         new_buffers = _torch._foreach_add(updates, buffers, alpha=group["momentum"])
         new_params = _torch._foreach_mul(new_buffers, negative(group["lr"], params[0]))
         _torch._foreach_add_(new_params, params)
-        replace([*params, *buffers], [*new_params, *new_buffers], found_inf)
+        replace([*params, *buffers], [*new_params, *new_buffers], self.found_inf)
 
 
 def check_settings(lr: float | Tensor, weight_decay: float, momentum: float) -> None:
-    """Refuse what no optimiser can be given."""
-    # A tensor's value is not read: it may be on a GPU, and it changes.
-    if isinstance(lr, Tensor):
-        if lr.ndim != 0:
-            raise InputError(f"lr is a tensor of shape {tuple(lr.shape)}, but it must be a number or a 0-d tensor.")
-    elif not 0 <= lr < math.inf:
-        raise InputError(f"lr is {lr!r}, but it must be a number of at least 0.")
-    if not 0 <= weight_decay < math.inf:
-        raise InputError(f"weight_decay is {weight_decay!r}, but it must be a number of at least 0.")
+    """Refuse what no optimiser can be given; the value of a tensor is not read."""
+    if isinstance(lr, Tensor) and lr.ndim != 0:
+        raise InputError(f"lr is a tensor of shape {tuple(lr.shape)}, but it must be a number or a 0-d tensor.")
+    for name, value in (("lr", 0.0 if isinstance(lr, Tensor) else lr), ("weight_decay", weight_decay)):
+        if not 0 <= value < math.inf:
+            raise InputError(f"{name} is {value!r}, but it must be a number of at least 0.")
     if not 0 <= momentum < 1:
         raise InputError(f"momentum is {momentum!r}, but it must be at least 0 and below 1.")
 
 
 def by_kind(params: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Parameters sorted by device and type, as the grouped operations want them."""
+    """Parameters that have gradients, by device and type, as the grouped operations need them."""
     kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for p in params:
-        kinds.setdefault((p.device, p.dtype), []).append(p)
+        if p.grad is not None:
+            kinds.setdefault((p.device, p.dtype), []).append(p)
     return list(kinds.values())
 
 
-def gradients(params: list[Tensor], grad_scale: Tensor | None) -> list[Tensor]:
-    """The gradients in the parameters' type, with a GradScaler's scale taken off."""
-    grads = [cast(Tensor, p.grad).to(p.dtype) for p in params]
-    if grad_scale is None:
-        return grads
-    return list(_torch._foreach_mul(grads, grad_scale.to(params[0].device).reciprocal().to(params[0].dtype)))
+def gradients(params: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients in the parameters' type."""
+    return [cast(Tensor, p.grad).to(p.dtype) for p in params]
 
 
 def _trust(params: list[Tensor], updates: list[Tensor], coefficient: float) -> list[Tensor]:
     """What each update is multiplied with, as 0-d tensors; 1 where either norm is 0."""
-    norm = torch.stack(_torch._foreach_norm(params))
-    update_norm = torch.stack(_torch._foreach_norm(updates))
+    norm, update_norm = (torch.stack(_torch._foreach_norm(tensors)) for tensors in (params, updates))
     known = (norm > 0) & (update_norm > 0)
     ratio = torch.where(known, coefficient * norm / update_norm.where(known, 1.0), 1.0)
     return list(ratio.to(params[0].dtype).unbind())
@@ -141,8 +130,7 @@ def replace(old: list[Tensor], new: list[Tensor], found_inf: Tensor | None) -> N
     # On the bits as whole numbers a product with 0 is 0 even where the value is NaN, so that the old ones stay exactly.
     bits = _BITS[old[0].itemsize]
     stays = (found_inf.to(old[0].device) != 0).to(bits)
-    old_bits = [tensor.view(bits) for tensor in old]
-    new_bits = [tensor.view(bits) for tensor in new]
+    old_bits, new_bits = ([tensor.view(bits) for tensor in tensors] for tensors in (old, new))
     _torch._foreach_mul_(old_bits, stays)
     _torch._foreach_mul_(new_bits, 1 - stays)
     _torch._foreach_add_(old_bits, new_bits)

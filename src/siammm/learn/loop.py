@@ -109,7 +109,8 @@ class Training:
         self.pieces = cuda.Pieces(views=self.loader.views, loss=batch_loss)
         self.accelerated: cuda.AcceleratedUpdate | None = None
         if accelerates:
-            self.accelerated = cuda.AcceleratedUpdate(self.pieces, config, self.network, self.clusterings, device)
+            starts = [clustering.n_start for clustering in self.clusterings]
+            self.accelerated = cuda.AcceleratedUpdate(self.pieces, config, self.network, starts, device)
         self.online: Any = build.data_parallel(self.network, device)
         self.probes = Probes(config, self.loader, self.clean_view, device)
         self.epoch, self.step_in_epoch, self.seconds = 0, 0, 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec
@@ -78,9 +77,3 @@ def _check_lengths(name: str, x: Tensor, shape: tuple[int | None, ...], *, least
     if min(x.shape, default=0) < least:
         raise InputError(f"{name} has the shape {tuple(x.shape)}, but every length must be at least {least}.")
     return tuple(x.shape)
-
-
-def check_positive(name: str, value: float) -> None:
-    """Refuse what is not a number above 0."""
-    if not (value > 0 and math.isfinite(value)):
-        raise InputError(f"{name} is {value!r}, but it must be a number above 0.")

@@ -24,16 +24,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from siammm.core.checks import check_positive
 from siammm.core.errors import InputError
-from siammm.learn.loss_inputs import (
-    check_numbers,
-    check_pair,
-    check_positive,
-    check_shape,
-    unit,
-    wide,
-    without_autocast,
-)
+from siammm.learn.loss_inputs import check_numbers, check_pair, check_shape, unit, wide, without_autocast
 
 # Keys of all ranks from the keys of this one, and the number of the row at which this rank's own begin.
 Gather = Callable[[Tensor], tuple[Tensor, int]]

@@ -51,23 +51,18 @@ class Muon(LARS):
             self.param_groups.pop()
             raise InputError(f"momentum is {group['momentum']!r}, but it must be below 1.")
 
-    def _move_groups(
-        self, groups: Sequence[dict[str, Any]], grad_scale: Tensor | None, found_inf: Tensor | None
-    ) -> None:
+    def _move_groups(self, groups: Sequence[dict[str, Any]]) -> None:
         for group in groups:
             if group["turned"]:
-                for params in by_kind(p for p in group["params"] if p.grad is not None):
-                    self._turn(params, group, grad_scale, found_inf)
+                for params in by_kind(group["params"]):
+                    self._turn(params, group)
         rest = [group for group in groups if not group["turned"]]
         if rest:
-            super()._move_groups(rest, grad_scale, found_inf)
+            super()._move_groups(rest)
 
-    def _turn(
-        self, params: list[Tensor], group: dict[str, Any], grad_scale: Tensor | None, found_inf: Tensor | None
-    ) -> None:
+    def _turn(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """One step of matrices of one type on one device."""
-        buffers = [self._buffer(p) for p in params]
-        grads, momentum = gradients(params, grad_scale), group["momentum"]
+        buffers, grads, momentum = [self._buffer(p) for p in params], gradients(params), group["momentum"]
         new_buffers = _torch._foreach_add(grads, buffers, alpha=momentum)
         # Nesterov's: the gradient counts once more than in the momentum.
         moves = _orthogonal(_torch._foreach_add(grads, new_buffers, alpha=momentum))
@@ -82,7 +77,7 @@ class Muon(LARS):
         _torch._foreach_mul_(new_params, list((size / turned.where(turned > 0, 1.0)).unbind()))
         new_params = [p.to(params[0].dtype) for p in new_params]
         # Written beside the old values, which stay until it is known whether the step counts.
-        replace([*params, *buffers], [*new_params, *new_buffers], found_inf)
+        replace([*params, *buffers], [*new_params, *new_buffers], self.found_inf)
 
 
 def matrices(module: nn.Module) -> list[Tensor]:

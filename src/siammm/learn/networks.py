@@ -11,7 +11,7 @@ import copy
 import difflib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 import torch.nn.functional as functional
@@ -24,7 +24,6 @@ from siammm.core.errors import InputError
 _torch = cast(Any, torch)
 
 LastNorm = Literal["plain", "affine", "none"]
-LAST_NORMS: tuple[LastNorm, ...] = ("plain", "affine", "none")
 
 CONV_SMALL = "conv-small"
 
@@ -37,23 +36,20 @@ _LARGEST_WITH_FINE_STEM = 96
 
 
 class ConvSmall(nn.Module):
-    """Four convolutions for images of 8 to 16 pixels, quick on a CPU; the mean over the image ends them.
+    """Four convolutions and a mean over the image, for images of 8 to 16 pixels; quick on a CPU.
 
-    Made for scikit-learn's digits, of which one core trains an epoch (1,797 images, two views) in about 2 s.
+    One core trains an epoch of scikit-learn's digits (1,797 images, two views) in about 2 s.
     """
 
-    def __init__(self, in_channels: int = 3) -> None:
+    num_features = 256
+
+    def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            _convolution(in_channels, 64, stride=1),
-            _convolution(64, 128, stride=2),
-            _convolution(128, 128, stride=1),
-            _convolution(128, 256, stride=2),
-        )
-        self.num_features = 256
+        shapes = ((3, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2))
+        self.layers = nn.Sequential(*(_convolution(*shape) for shape in shapes))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features (N, 256) of images (N, C, S, S)."""
+        """Features (N, 256) of images (N, 3, S, S)."""
         return _mean_over_image(self.layers(x))
 
     def parts_in_order(self) -> list[nn.Module | Callable[[Tensor], Tensor]]:
@@ -62,39 +58,22 @@ class ConvSmall(nn.Module):
 
 
 def build_backbone(
-    name: str,
-    *,
-    image_size: int,
-    in_channels: int = 3,
-    pretrained: bool = False,
-    zero_init_residual: bool = True,
-    drop_path: float = 0.0,
+    name: str, *, image_size: int, pretrained: bool = False, zero_init_residual: bool = True
 ) -> nn.Module:
-    """A network that turns images (N, in_channels, image_size, image_size) into features (N, num_features).
+    """A network that turns images (N, 3, image_size, image_size) into features (N, num_features).
 
     ``name`` is ``conv-small`` or any model of timm. ``zero_init_residual`` starts the blocks of a ResNet as the
-    identity; families without such a start ignore it.
+    identity; other families ignore it.
 
-    For small images the stem of a ResNet is changed, since it was made for 224 pixels: up to 96 pixels its first
-    convolution is 3 x 3 with stride 1, and up to 40 pixels there is no max-pooling either. A pretrained network keeps
-    its stem, without which its weights mean nothing. A vision transformer is built for the image size, which must be a
-    multiple of its patch size. Other families keep their stem, and see little of small images.
+    The stem of a ResNet is made for 224 pixels. Up to 96 pixels its first convolution is replaced by 3 x 3 with stride
+    1, and up to 40 pixels max-pooling is removed too. A pretrained network keeps its stem, which its weights need. A
+    vision transformer is built for the image size, which must be a multiple of its patch size.
     """
     check_at_least("image_size", image_size, 4)
-    check_at_least("in_channels", in_channels, 1)
-    if not 0 <= drop_path < 1:
-        raise InputError(f"drop_path is {drop_path!r}, but it must be at least 0 and below 1.")
     if name == CONV_SMALL:
-        if pretrained or drop_path:
-            asked = "pretrained weights" if pretrained else "drop_path"
-            raise InputError(f"conv-small has no {asked}; choose a model of timm, such as resnet18.")
-        return ConvSmall(in_channels)
-    return _from_timm(name, image_size, in_channels, pretrained, zero_init_residual, drop_path)
-
-
-def _from_timm(
-    name: str, image_size: int, in_channels: int, pretrained: bool, zero_init_residual: bool, drop_path: float
-) -> nn.Module:
+        if pretrained:
+            raise InputError("conv-small has no pretrained weights; choose a model of timm, such as resnet18.")
+        return ConvSmall()
     # Imported when asked for: it takes a second or two, and conv-small does without.
     import timm
 
@@ -102,15 +81,16 @@ def _from_timm(
         near = difflib.get_close_matches(str(name), [*timm.list_models(), CONV_SMALL], n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them."
         raise InputError(f"There is no backbone {name!r}; {hint}")
-    settings: dict[str, Any] = {"num_classes": 0, "in_chans": in_channels}
-    optional: dict[str, Any] = {"img_size": image_size, "zero_init_last": zero_init_residual}
-    if drop_path:
-        settings["drop_path_rate"] = drop_path
-    model, taken = _created(name, image_size, settings, optional)
-    _check_patches(model, name, image_size)
-    if pretrained:
-        # Only now, when it is known that the network fits the images: weights are large.
-        model, _ = _created(name, image_size, settings | {"pretrained": True}, taken)
+    model, known = _created(name, image_size, {"img_size": image_size, "zero_init_last": zero_init_residual})
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    for side in patch if isinstance(patch, tuple) else (patch,) if isinstance(patch, int) else ():
+        if image_size % side:
+            raise InputError(
+                f"{name} cuts images into patches of {side} pixels, but the image size is {image_size}; "
+                f"use a multiple of {side}, or another backbone."
+            )
+    if pretrained:  # only downloaded once the network is known to fit the images
+        model, _ = _created(name, image_size, known, pretrained=True)
     else:
         _fit_stem(model, image_size)
     # Some families end in a layer that widens the features, which timm counts to the head.
@@ -121,7 +101,7 @@ def _from_timm(
 
 
 def _created(
-    name: str, image_size: int, settings: dict[str, Any], optional: dict[str, Any]
+    name: str, image_size: int, optional: dict[str, Any], *, pretrained: bool = False
 ) -> tuple[nn.Module, dict[str, Any]]:
     """A model of timm, and those of the optional settings that its family knows."""
     import timm
@@ -129,33 +109,18 @@ def _created(
     optional = dict(optional)
     while True:
         try:
-            return timm.create_model(name, **settings, **optional), optional
-        except TypeError as error:
+            return timm.create_model(name, num_classes=0, pretrained=pretrained, **optional), optional
+        except Exception as error:  # a download or a family's own checks may raise anything
             unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-            if unknown is None or unknown.group(1) not in optional:
-                raise _cannot_build(name, image_size, settings, error) from error
-            del optional[unknown.group(1)]
-        except Exception as error:  # what a download or a family's own checks raise is of any type
-            raise _cannot_build(name, image_size, settings, error) from error
-
-
-def _cannot_build(name: str, image_size: int, settings: dict[str, Any], error: Exception) -> InputError:
-    reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    if settings.get("pretrained"):
-        return InputError(f"The weights of {name!r} are out of reach ({reason}); train without them.")
-    return InputError(f"{name!r} cannot be built for {image_size} pixels ({reason}); choose another backbone.")
-
-
-def _check_patches(model: nn.Module, name: str, image_size: int) -> None:
-    """Refuse an image size that does not divide into the patches of a vision transformer."""
-    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
-    sides = patch if isinstance(patch, tuple) else (patch,) if isinstance(patch, int) else ()
-    uneven = [side for side in sides if image_size % side]
-    if uneven:
-        raise InputError(
-            f"{name} cuts images into patches of {uneven[0]} pixels, but the image size is {image_size}; "
-            f"use a multiple of {uneven[0]}, or another backbone."
-        )
+            if isinstance(error, TypeError) and unknown is not None and unknown.group(1) in optional:
+                del optional[unknown.group(1)]
+                continue
+            reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+            if pretrained:
+                message = f"The weights of {name!r} are out of reach ({reason}); train without them."
+            else:
+                message = f"{name!r} cannot be built for {image_size} pixels ({reason}); choose another backbone."
+            raise InputError(message) from error
 
 
 def _fit_stem(model: nn.Module, image_size: int) -> None:
@@ -183,7 +148,7 @@ def _mean_over_image(x: Tensor) -> Tensor:
     return x.mean(dim=(2, 3))
 
 
-def _convolution(narrow: int, wide: int, *, stride: int) -> nn.Sequential:
+def _convolution(narrow: int, wide: int, stride: int) -> nn.Sequential:
     convolution = nn.Conv2d(narrow, wide, 3, stride=stride, padding=1, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return nn.Sequential(convolution, nn.BatchNorm2d(wide), nn.ReLU(inplace=True))
@@ -200,21 +165,9 @@ def projector(
     The paper's is 3 layers deep "following MoCo v3", whose ResNet projector has 2. ``last_norm`` is the BatchNorm of
     the output layer: without learnt scale and shift as in MoCo v3 ("plain"), with them ("affine"), or none at all.
     """
-    return _head(in_features, hidden, out, layers, last_norm)
-
-
-def predictor(dim: int = 256, hidden: int = 4096, layers: int = 2, *, last_norm: LastNorm = "none") -> nn.Sequential:
-    """The head that predicts the momentum encoder's embedding of the other view; built like the projector.
-
-    MoCo v3 ends it in a BatchNorm for vision transformers and in none for ResNets; the paper has one on every layer.
-    """
-    return _head(dim, hidden, dim, layers, last_norm)
-
-
-def _head(in_features: int, hidden: int, out: int, layers: int, last_norm: LastNorm) -> nn.Sequential:
     for name, value in (("in_features", in_features), ("hidden", hidden), ("out", out), ("layers", layers)):
         check_at_least(name, value, 1)
-    check_one_of("last_norm", last_norm, LAST_NORMS)
+    check_one_of("last_norm", last_norm, get_args(LastNorm))
     widths = [in_features, *[hidden] * (layers - 1), out]
     parts: list[nn.Module] = []
     for depth in range(layers):
@@ -224,6 +177,14 @@ def _head(in_features: int, hidden: int, out: int, layers: int, last_norm: LastN
     if last_norm != "none":
         parts.append(nn.BatchNorm1d(out, affine=last_norm == "affine"))
     return nn.Sequential(*parts)
+
+
+def predictor(dim: int = 256, hidden: int = 4096, layers: int = 2, *, last_norm: LastNorm = "none") -> nn.Sequential:
+    """The head that predicts the momentum encoder's embedding of the other view; built like the projector.
+
+    MoCo v3 ends it in a BatchNorm for vision transformers and in none for ResNets; the paper has one on every layer.
+    """
+    return projector(dim, hidden, dim, layers, last_norm=last_norm)
 
 
 # -- encoders ----------------------------------------------------------------------------------------------------------
@@ -268,12 +229,9 @@ class Predictions(NamedTuple):
 class SiameseNetwork(nn.Module):
     """The online encoder with its predictor, and the momentum encoder that follows it.
 
-    Each view is a BatchNorm batch of its own. The momentum encoder starts as a copy and follows by its parameters
-    alone; the statistics of its BatchNorm layers are those of its own activations, without which it evaluates badly.
-
-    With ``momentum=False`` (SimSiam) there is none, and the targets are the online encoder's own projections; with
-    ``predictor=None`` predictions are projections. ``n_prototypes`` directions are learnt beside the encoder if that is
-    above 0 (SwAV).
+    Each view is a BatchNorm batch of its own. The momentum encoder follows by its parameters alone; its BatchNorm
+    statistics are those of its own activations. Without ``momentum`` (SimSiam) the targets are the online projections;
+    without a ``predictor`` predictions are projections. ``n_prototypes`` directions are learnt besides (SwAV).
     """
 
     def __init__(
@@ -294,7 +252,6 @@ class SiameseNetwork(nn.Module):
         return super().__getstate__() | {"fused": {}, "follow": None}
 
     def _both(self, name: str, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        """What one of the networks makes of two batches, each a BatchNorm batch of its own."""
         network = cast(nn.Module, getattr(self, name))
         if name not in self.fused or not network.training:
             return network(first), network(second)
@@ -319,20 +276,13 @@ class SiameseNetwork(nn.Module):
 
     @torch.no_grad()
     def normalise_prototypes(self) -> None:
-        """Bring the prototypes back to unit length, as SwAV does at every step.
-
-        Only their directions count; but weight decay shrinks them, and under LARS, which rescales even a decay alone,
-        those that stand still would be gone within an epoch.
-        """
+        """Bring the prototypes back to unit length, as SwAV does at every step: weight decay shrinks them."""
         if self.prototypes is not None:
             self.prototypes.weight.copy_(functional.normalize(self.prototypes.weight, dim=1))
 
     @torch.no_grad()
     def targets(self, x_1: Tensor, x_2: Tensor, z_1: Tensor, z_2: Tensor) -> tuple[Tensor, Tensor]:
-        """What the predictions are compared with, v_1m and v_2m, without gradients.
-
-        The momentum encoder's embeddings of the views; without one, the projections z that ``forward`` returned.
-        """
+        """The targets v_1m and v_2m: the momentum encoder's embeddings; without one, the projections z."""
         return (z_1.detach(), z_2.detach()) if self.momentum_encoder is None else self.followed(x_1, x_2)
 
     @torch.no_grad()

@@ -40,7 +40,7 @@ def batch_loss(
     clustered: bool,
     negatives: Sequence[Tensor | None] | None = None,
     queued: Queued | None = None,
-    temperature: Tensor | None = None,
+    temperature: float | Tensor | None = None,
 ) -> BatchLoss:
     """Eq. 13 for one batch; with several clusterings, their mean is the cluster loss.
 
@@ -53,12 +53,8 @@ def batch_loss(
     if config.instance_loss in ("cosine", "simsiam"):
         instance = losses.instance_loss(*v_BD, *target_BD)
     elif config.instance_loss == "contrastive":
-        instance = losses.contrastive_instance_loss(
-            *v_BD,
-            *target_BD,
-            temperature=config.contrastive_temperature if temperature is None else temperature,
-            all_gather=_keys(queued),
-        )
+        temperature = config.contrastive_temperature if temperature is None else temperature
+        instance = losses.contrastive_instance_loss(*v_BD, *target_BD, temperature, _keys(queued))
     if config.cluster_loss == "swapped":
         assert predictions.scores is not None, "swapped prediction needs prototypes"
         cluster = _swapped(config, predictions.scores, queued)

@@ -1,9 +1,7 @@
 """The losses of SwAV, PCL and ProPos, for comparisons in which everything else is alike.
 
-BYOL's, SimSiam's and MoCo v3's instance losses are the paper's own ingredients and stand in ``losses.py``; the cross
-entropy of DeepCluster v2 and PCL over prototypes is Eq. 14 with other concentrations. What is left is here, written
-from the papers. As there: no state, nothing that waits for the device (``proximity_concentrations``, once an epoch, is
-the exception), unit length inside, no gradient for fixed estimates.
+The instance losses of BYOL, SimSiam and MoCo v3 are in ``losses.py``; the cross entropy of DeepCluster v2 and PCL over
+prototypes is Eq. 14 with other concentrations. The conventions are those of ``losses.py``.
 
 Legend:  B samples of the batch, D dimensions, K prototypes or clusters, tau temperature.
 """
@@ -17,8 +15,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from siammm.core.checks import check_at_least, check_positive
 from siammm.core.errors import InputError
-from siammm.learn.loss_inputs import check_numbers, check_pair, check_positive, check_shape, unit, without_autocast
+from siammm.learn.loss_inputs import check_numbers, check_pair, check_shape, unit, without_autocast
 
 # The sum of a tensor over the ranks.
 SumOverRanks = Callable[[Tensor], Tensor]
@@ -105,8 +104,7 @@ def prototype_scattering_loss(
     check_positive("temperature", temperature)
     check_pair("z_BD", z_BD, "v_m_BD", v_m_BD)
     check_numbers("cluster_B", cluster_B, (z_BD.shape[0],))
-    if n_clusters < 1:
-        raise InputError(f"n_clusters is {n_clusters}, but it must be at least 1.")
+    check_at_least("n_clusters", n_clusters, 1)
     z_BD = unit(z_BD)
     v_m_BD = unit(v_m_BD.detach()).to(z_BD.dtype)
     member_BK = functional.one_hot(cluster_B, n_clusters).to(z_BD.dtype)

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TaskID, TextColumn
 
 if TYPE_CHECKING:
     from siammm.learn.loop import Training
@@ -36,24 +27,15 @@ _SHOWN = {
 _SECONDS_BETWEEN_LINES = 30.0
 
 
-class TrainingProgress:
+class TrainingProgress(progress.Progress):
     """Bars for the run and the epoch, and what the last epoch measured; on standard error."""
 
     def __init__(self, *, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, highlight=False)
-        self._live = self._console.is_terminal
-        self._bars = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[found]}"),
-            console=self._console,
-            disable=not self._live,
-        )
+        console = console or Console(stderr=True, highlight=False)
+        task = (progress.SpinnerColumn(), TextColumn("{task.description}"), progress.BarColumn(bar_width=24))
+        done = (progress.MofNCompleteColumn(), progress.TimeElapsedColumn())
+        left = (TextColumn("left"), progress.TimeRemainingColumn(), TextColumn("{task.fields[found]}"))
+        super().__init__(*task, *done, *left, console=console, disable=not console.is_terminal)
         self._reading: TaskID | None = None
         self._run: TaskID | None = None
         self._epoch: TaskID | None = None
@@ -61,46 +43,37 @@ class TrainingProgress:
         self._printed = time.monotonic()
         self._known: dict[str, Any] = {}
 
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
-
     def reading(self, done: int, total: int) -> None:
         """So many images were read."""
         if self._reading is None:
-            self._reading = self._bars.add_task("reading images", total=total, found="")
-        self._bars.update(self._reading, completed=done, total=total)
+            self._reading = self.add_task("reading images", total=total, found="")
+        self.update(self._reading, completed=done, total=total)
 
     def began(self, training: Training) -> None:
         """Training starts or continues."""
         if self._reading is not None:
-            self._bars.update(self._reading, visible=False)
+            self.update(self._reading, visible=False)
         self._epochs = training.config.optimisation.epochs
-        self._run = self._bars.add_task("epochs", total=self._epochs, completed=training.epoch, found="")
-        self._epoch = self._bars.add_task("this epoch", total=training.steps_per_epoch, found="")
+        self._run = self.add_task("epochs", total=self._epochs, completed=training.epoch, found="")
+        self._epoch = self.add_task("this epoch", total=training.steps_per_epoch, found="")
 
     def stepped(self, epoch: int, step: int, steps: int) -> None:
         """One update is done."""
-        if self._live and self._epoch is not None:
-            self._bars.update(self._epoch, completed=step, total=steps)
+        if not self.disable and self._epoch is not None:
+            self.update(self._epoch, completed=step, total=steps)
 
     def finished_epoch(self, row: dict[str, Any]) -> None:
         """An epoch is over, and this was measured."""
         self._known |= row  # a measurement with labels stays in sight until the next
         found = metrics_line(self._known)
         if self._run is not None and self._epoch is not None:
-            self._bars.update(self._run, completed=row["epoch"], found=found)
-            self._bars.reset(self._epoch)
+            self.update(self._run, completed=row["epoch"], found=found)
+            self.reset(self._epoch)
         now = time.monotonic()
         last = row["epoch"] == self._epochs
-        if not self._live and ("knn" in row or last or now - self._printed > _SECONDS_BETWEEN_LINES):
+        if self.disable and ("knn" in row or last or now - self._printed > _SECONDS_BETWEEN_LINES):
             self._printed = now
-            self._console.print(f"epoch {row['epoch']} of {self._epochs}: {metrics_line(row)}", soft_wrap=True)
+            self.console.print(f"epoch {row['epoch']} of {self._epochs}: {metrics_line(row)}", soft_wrap=True)
 
 
 def metrics_line(row: dict[str, Any]) -> str:

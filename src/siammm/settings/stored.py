@@ -1,4 +1,4 @@
-"""The settings of training as a run stores them, in JSON."""
+"""The settings of training as a run stores them, in JSON, and as it resumes with them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from siammm.core.errors import StoredFileError
+from siammm.core.errors import InputError, StoredFileError
+from siammm.settings.fields import setting_homes, value_of, with_settings
 from siammm.settings.training import TrainConfig
+
+# What may be changed when a run is resumed: where it runs, not what it computes.
+_CHANGEABLE = frozenset({"data", "resume", "device", "workers", "save_every", "tensorboard", "probe"})
 
 
 def as_plain(config: TrainConfig) -> dict[str, Any]:
@@ -21,6 +25,27 @@ def from_plain(stored: dict[str, Any], origin: Path) -> TrainConfig:
         return _rebuilt(TrainConfig, stored)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoredFileError(f"{origin} does not contain the settings of a run ({error}); start a new run.") from error
+
+
+def resumed(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
+    """The stored settings of the run ``config.resume``, with the few that may change taken from ``config``.
+
+    The command line starts from the stored ones, so what differs was asked for.
+    """
+    assert config.resume is not None
+    started = dataclasses.replace(stored, data=None, output=None, overwrite=False)
+    changed: dict[str, Any] = {}
+    for name in setting_homes():
+        given = value_of(config, name)
+        if given == value_of(started, name) or (name == "output" and given.resolve() == config.resume.resolve()):
+            continue
+        if name not in _CHANGEABLE:
+            raise InputError(
+                f"A run goes on with its own settings, so --{name.replace('_', '-')} cannot be changed by --resume; "
+                "leave it out, or start anew."
+            )
+        changed[name] = given
+    return with_settings(stored, **changed | {"data": stored.data, "resume": None})
 
 
 def _plain(value: Any) -> Any:

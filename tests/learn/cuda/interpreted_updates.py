@@ -153,21 +153,18 @@ check(
     "those of one shape are one stack",
     [x.shape for x, _ in next(iter(optimiser._turn_kernels.values())).stacks] == [(1, 4, 6), (3, 8, 12), (1, 12, 8)],  # pyright: ignore
 )
-# As many values in another shape are another set of kernels; a scale of gradients goes torch's way.
-for scale in (None, torch.tensor(4.0)):
-    pair = [nn.Parameter(torch.randn(8, 12)), nn.Parameter(torch.randn(12, 8))]
-    expected = copy.deepcopy(pair)
-    for params in (pair, expected):
-        kind = Muon if params is expected else FusedMuon
-        optimiser = kind([{"params": params, "turned": True}], 0.3, trust_coefficient=0.05)
-        for number_of_step, turn in enumerate((0, 1, 0)):
-            # One that changes: the same all the time leaves no trace in an update that is made as long as 1.
-            optimiser.grad_scale = None if scale is None else scale / (1 + number_of_step)  # pyright: ignore
-            for number, p in enumerate(params):
-                grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(number + 2 * number_of_step))
-                p.grad = grad if number == turn else None
-            optimiser.step()
-    check(f"gradients in turn, scale {scale}", all(map(close, pair, expected)))
+# As many values in another shape are another set of kernels.
+pair = [nn.Parameter(torch.randn(8, 12)), nn.Parameter(torch.randn(12, 8))]
+expected = copy.deepcopy(pair)
+for params in (pair, expected):
+    kind = Muon if params is expected else FusedMuon
+    optimiser = kind([{"params": params, "turned": True}], 0.3, trust_coefficient=0.05)
+    for number_of_step, turn in enumerate((0, 1, 0)):
+        for number, p in enumerate(params):
+            grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(number + 2 * number_of_step))
+            p.grad = grad if number == turn else None
+        optimiser.step()
+check("gradients in turn", all(map(close, pair, expected)))
 odd = nn.Parameter(torch.randn(6, 6))
 odd.grad = torch.randn(6, 6)
 FusedMuon([{"params": [odd], "turned": True}], 0.3).step()

@@ -12,7 +12,7 @@ from __future__ import annotations
 # Triton's own types do not describe what its compiler accepts, so its names are Any here, also in annotations.
 # pyright: basic, reportInvalidTypeForm=false
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,8 +81,8 @@ class Parts:
     """How tensors of these sizes are cut into parts, a program for each: its tensor, and its number within that."""
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
-        counts = [-(-size // PART_SIZE) for size in sizes]
-        size_T, count_T = torch.tensor(sizes), torch.tensor(counts)
+        size_T = torch.tensor(sizes)
+        count_T = -(-size_T // PART_SIZE)
         first_T = torch.cat([count_T.new_zeros(1), count_T.cumsum(0)])
         tensor_P = torch.repeat_interleave(torch.arange(len(sizes)), count_T)
         self.n = int(first_T[-1])
@@ -90,22 +90,6 @@ class Parts:
         self.tensor_P = tensor_P.to(device, torch.int32)
         self.number_P = (torch.arange(self.n) - first_T[tensor_P]).to(device, torch.int32)
         self.fours_T = (size_T // 4).to(device)
-
-
-class Launch(NamedTuple):
-    """What the kernels of an optimiser's step have in common."""
-
-    tables: tuple[Tensor, Tensor, Tensor]
-    """Addresses of weights, gradients and momenta."""
-    where: tuple[Tensor, Tensor, Tensor]
-    """The tensor and the number of each part, and the fours of each tensor."""
-    rate: Tensor
-    failed: Tensor
-    """Not 0 if the step is called off."""
-    part: dict[str, Any]
-    """Settings of kernels that run once per part."""
-    block: dict[str, Any]
-    """Settings of kernels that run once per tensor."""
 
 
 class Triples:
@@ -116,15 +100,17 @@ class Triples:
         self.parts = Parts([p.numel() for p in params], self.device)
         self._p, self._g, self._b = (Addresses(len(params), self.device) for _ in range(3))
 
-    def launch(
-        self, tensors: Sequence[Sequence[Tensor]], lr: float | Tensor, found_inf: float | Tensor | None
-    ) -> Launch:
-        """The arguments of a step's kernels, given weights, gradients and momenta."""
+    def launch(self, tensors: Sequence[Sequence[Tensor]], lr: float | Tensor, found_inf: Tensor | None) -> Any:
+        """The arguments of a step's kernels, given weights, gradients and momenta.
+
+        The three tables of addresses; the tensor and number of each part, and the fours of each tensor; the rate and
+        whether the step is called off; the settings of kernels that run once per part, and once per tensor.
+        """
         params, grads, buffers = tensors
         tables = (self._p.note(params), self._g.note(grads, always=True), self._b.note(buffers))
         where = (self.parts.tensor_P, self.parts.number_P, self.parts.fours_T)
         part, block = {"PART": PART_SIZE, **USUAL}, {"BLOCK": AT_ONCE, **USUAL}
-        return Launch(tables, where, self._number(lr), self._number(found_inf), part, block)
+        return tables, where, self._number(lr), self._number(found_inf), part, block
 
     def _number(self, value: float | Tensor | None) -> Tensor:
         """A number as the kernels read it, None as 0; not by copying from the host, which would wait for the device."""

@@ -49,20 +49,15 @@ def fuse(network: SiameseNetwork) -> bool:
     Nothing else changes: each view keeps BatchNorm statistics of its own, and parameters keep their names.
     """
     parts = {name: getattr(network, name) for name in ("encoder", "predictor", "momentum_encoder")}
-    pieces = {name: fused(part) for name, part in parts.items() if part is not None}
-    known = {name: piece for name, piece in pieces.items() if piece is not None}
-    if len(known) == len(pieces):
-        network.fused = known
-    return len(known) == len(pieces)
+    try:
+        network.fused = {name: _piece(part) for name, part in parts.items() if part is not None}
+    except _UnknownPartError:
+        return False
+    return True
 
 
 def normalised(
-    x: Tensor,
-    layer: nn.BatchNorm1d | nn.BatchNorm2d,
-    groups: int,
-    residual: Tensor | None = None,
-    *,
-    relu: bool = False,
+    x: Tensor, layer: nn.BatchNorm1d | nn.BatchNorm2d, groups: int, added: Tensor | None = None, *, relu: bool = False
 ) -> tuple[Tensor, Tensor]:
     """A BatchNorm layer on each group of a batch by itself, then a residual and a ReLU if wanted.
 
@@ -73,19 +68,15 @@ def normalised(
         y = layer(x)
     elif triton_support.available() and (x.is_cuda or triton_support.interpreted()):
         return cast(Any, _Normalised).apply(
-            x, layer.weight, layer.bias, residual, (*running, layer.num_batches_tracked), momentum, layer.eps, groups,
+            x, layer.weight, layer.bias, added, (*running, layer.num_batches_tracked), momentum, layer.eps, groups,
             relu,
         )  # fmt: skip
     else:
         assert layer.num_batches_tracked is not None
         layer.num_batches_tracked.add_(groups)
-        y = torch.cat(
-            [
-                functional.batch_norm(part, *running, layer.weight, layer.bias, True, momentum, layer.eps)
-                for part in x.chunk(groups)
-            ]
-        )
-    y = y if residual is None else y + residual
+        settings = (*running, layer.weight, layer.bias, True, momentum, layer.eps)
+        y = torch.cat([functional.batch_norm(part, *settings) for part in x.chunk(groups)])
+    y = y if added is None else y + added
     y = functional.relu(y) if relu else y
     return y, y
 
@@ -239,18 +230,15 @@ def _block(block: Any) -> Block:
         raise _UnknownPartError(type(block).__name__)
     if any(type(getattr(block, f"act{number}")) is not nn.ReLU for number in range(1, count + 1)):
         raise _UnknownPartError("an activation other than ReLU")
-    convolutions = [getattr(block, f"conv{number}") for number in range(1, count + 1)]
-    norms = [getattr(block, f"bn{number}") for number in range(1, count + 1)]
-    inner = [
-        _chain([convolution, norm, nn.ReLU()]) for convolution, norm in zip(convolutions[:-1], norms[:-1], strict=True)
-    ]
-    _norm(norms[-1], relu=True)  # to refuse what it refuses
+    *pairs, (last, norm) = [(getattr(block, f"conv{i}"), getattr(block, f"bn{i}")) for i in range(1, count + 1)]
+    inner = [_chain([*pair, nn.ReLU()]) for pair in pairs]
+    _norm(norm, relu=True)  # to refuse what it refuses
     shortcut = None if block.downsample is None else _piece(block.downsample)
 
     def run(x: Tensor, kept: Tensor, groups: int) -> tuple[Tensor, Tensor]:
         kept = kept if shortcut is None else shortcut(kept, groups)
         for piece in inner:
             x = piece(x, groups)
-        return normalised(convolutions[-1](x), norms[-1], groups, kept, relu=True)
+        return normalised(last(x), norm, groups, kept, relu=True)
 
     return run

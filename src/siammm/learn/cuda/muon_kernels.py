@@ -1,12 +1,8 @@
 """Triton kernels for Muon: momentum and what goes into the products, then the matrices turned by what came out.
 
-They work on all matrices at once where these are in memory (``addresses.py``). Gradient and momentum are read once for
-the length of the update, once more to write the momentum and the update, of length 1 and in bf16; weight and orthogonal
-update once for their products with each other, and once more to write the weight. That is 38 bytes per parameter,
-beside the products.
-
-An update is orthogonal whatever the order of its columns. So the memory of a convolution is its matrix, a row for each
-channel that comes out, in either of torch's layouts.
+All matrices are worked on at once, where they are in memory (``addresses.py``), with 38 bytes per parameter moved
+besides the products. An update is orthogonal whatever the order of its columns, so the memory of a convolution is its
+matrix, with a row for each output channel, in either of torch's layouts.
 
 Legend:  T tensors, P parts of tensors;  p weight, g gradient, b momentum, x update, o orthogonal update.
 """

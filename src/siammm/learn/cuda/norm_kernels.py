@@ -1,15 +1,11 @@
 """Triton kernels for BatchNorm while training, with the residual and the ReLU that follow it, on groups of a batch.
 
 A step on small images spends as long on BatchNorm as on convolutions, nearly all of it moving activations. Here each
-activation is read twice and written once on the way forward (statistics, then everything else in one pass), and read
-twice and written once on the way back, where the two gradients of what a block and its shortcut read are added up too.
-Several views go through in one batch, each a group with statistics of its own, which is what two calls would give, with
-kernels twice as long and half as many.
+activation is read twice and written once in the forward pass, and the same in the backward pass, where the gradients of
+a block and its shortcut are added up too. Several views go through in one batch, each a group with its own statistics.
 
-Sums are taken of values less the group's first row: the variance is then exact enough in float32 whatever the mean.
-They are added up in a fixed order, so that a step can be repeated bit for bit.
-
-They also run under Triton's interpreter (``TRITON_INTERPRET=1``) on a CPU, which is how they are tested without a GPU.
+Sums are taken of values less the group's first row, which makes the variance exact enough in float32, and are added up
+in a fixed order, so that a step can be repeated bit for bit. Tests run them on a CPU with ``TRITON_INTERPRET=1``.
 
 Legend:  G groups, R rows of a group (samples x pixels), C channels, P programs that share a column of tiles;
 x input, y output, z = x standardised, dy, dx gradients.
@@ -31,15 +27,12 @@ _WIDEST = 128
 # A product and a sum in one rounding, said because Triton's default is changing: the way back must round a product as
 # the way forward did, to find the ReLU open at the same places.
 _USUAL = {"num_warps": 4, "enable_fp_fusion": True}
-# A program that sums up works on one tile while the next are on their way into the multiprocessor's own memory; this
-# many stages, or as many as leave half of that memory to another program.
+# Tiles that a program that sums up has loading at a time, at most.
 _MOST_STAGES = 4
-# Programs that sum up at once: about four for every multiprocessor of a large GPU, each with 8 kB on its way from
-# memory. Each leaves a row that another program has to read, so there are not more.
+# Programs that sum up at once: about four for every multiprocessor of a large GPU. Each leaves a row of partial sums.
 _PROGRAMS = 512
 # Such rows, and channels of them, that are added up at a time: few channels, so that many programs share the work.
-_ROWS_AT_ONCE = 256
-_FEW = 16
+_ROWS_AT_ONCE, _FEW = 256, 16
 
 
 def forward(
@@ -147,7 +140,7 @@ def _tiles(rows: int, channels: int, groups: int) -> tuple[int, int, int]:
 
 
 def _stages(x_NC: Tensor, operands: int) -> int:
-    """Tiles of so many tensors that a program may have in work or on their way."""
+    """Tiles of so many tensors that a program may have in work or loading, in half of a multiprocessor's memory."""
     if not x_NC.is_cuda:
         return 1
     properties = torch.cuda.get_device_properties(x_NC.device)
@@ -295,9 +288,7 @@ def _gradient_sums(
     products = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
     for first in tl.range(program * BLOCK_R, rows, programs * BLOCK_R, num_stages=STAGES):
         offset, exists = _tile(first, group, rows, channels, column, BLOCK_R, BLOCK_C)
-        gradient, z = _passed(
-            dy, second, x, seen, offset, exists, mean, deviation, scale, shift, RELU, LOOK, SECOND
-        )  # fmt: skip
+        gradient, z = _passed(dy, second, x, seen, offset, exists, mean, deviation, scale, shift, RELU, LOOK, SECOND)
         if KEEP:
             rounded = gradient.to(kept.dtype.element_ty)
             tl.store(kept + offset, rounded, mask=exists)
@@ -311,8 +302,7 @@ def _gradient_sums(
 
 @jit
 def _gradient_totals(
-    partial, sums, parameters, channels, programs,
-    GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
+    partial, sums, parameters, channels, programs, GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr
 ):  # fmt: skip
     channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < channels

@@ -1,6 +1,6 @@
 """LARS and Muon by Triton kernels: the same steps as ``learn/lars.py`` and ``learn/muon.py``, in fewer passes.
 
-Where the kernels do not fit (another type, gradients in another memory layout, a GradScaler) the plain step is taken.
+Where the kernels do not fit (another type, gradients in another memory layout) the plain step is taken.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ _STREAMS = 4
 class FusedLARS(LARS):
     """LARS whose whole step is three kernels."""
 
-    def _move_groups(
-        self, groups: Sequence[dict[str, Any]], grad_scale: Tensor | None, found_inf: Tensor | None
-    ) -> None:
-        if grad_scale is not None or not self._move_by_kernels(groups, found_inf):
-            super()._move_groups(groups, grad_scale, found_inf)
+    def _move_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        if not self._move_by_kernels(groups):
+            super()._move_groups(groups)
 
-    def _move_by_kernels(self, groups: Sequence[dict[str, Any]], found_inf: Tensor | None) -> bool:
+    def _move_by_kernels(self, groups: Sequence[dict[str, Any]]) -> bool:
         """Take the step, if the kernels fit; whether they do."""
         first = groups[0]
         shared = ("lr", "momentum", "trust_coefficient")
@@ -38,10 +36,8 @@ class FusedLARS(LARS):
             return False
         pairs = [(p, group) for group in groups for p in group["params"] if p.grad is not None]
         params, grads = [p for p, _ in pairs], [p.grad for p, _ in pairs]
-        if not addresses.supports(params, grads):
-            return False
         buffers = [self._buffer(p) for p in params]
-        if not addresses.supports(params, buffers):
+        if not addresses.supports(params, grads, buffers):
             return False
         decays = [0.0 if group["excluded"] else float(group["weight_decay"]) for _, group in pairs]
         scaled = [not group["excluded"] for _, group in pairs]
@@ -49,7 +45,7 @@ class FusedLARS(LARS):
         kernels = self._made("_kernels", made_for, lambda: LarsKernels(params, decays, scaled))
         if kernels is None:
             return False
-        kernels(params, grads, buffers, found_inf=found_inf, **{name: first[name] for name in shared})
+        kernels(params, grads, buffers, found_inf=self.found_inf, **{name: first[name] for name in shared})
         return True
 
     def _made(self, name: str, made_for: Any, make: Callable[[], Any]) -> Any:
@@ -66,13 +62,11 @@ class FusedLARS(LARS):
 class FusedMuon(Muon, FusedLARS):
     """Muon whose matrices turn by six kernels around the products, which run on several streams."""
 
-    def _turn(
-        self, params: list[Tensor], group: dict[str, Any], grad_scale: Tensor | None, found_inf: Tensor | None
-    ) -> None:
-        if grad_scale is not None or not self._turn_by_kernels(params, group, found_inf):
-            super()._turn(params, group, grad_scale, found_inf)
+    def _turn(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        if not self._turn_by_kernels(params, group):
+            super()._turn(params, group)
 
-    def _turn_by_kernels(self, params: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> bool:
+    def _turn_by_kernels(self, params: list[Tensor], group: dict[str, Any]) -> bool:
         """Take the step of all matrices at once, if the kernels fit; whether they do."""
         params = sorted(params, key=matrix_shape)  # those of one shape side by side
         grads, buffers = [cast(Tensor, p.grad) for p in params], [self._buffer(p) for p in params]
@@ -82,16 +76,9 @@ class FusedMuon(Muon, FusedLARS):
         kernels = self._made("_turn_kernels", made_for, lambda: TurnKernels(params))
         if kernels is None:
             return False
-        kernels(
-            lambda stacks: _make_orthogonal(stacks, self._streams(params[0].device)),
-            params,
-            grads,
-            buffers,
-            lr=group["lr"],
-            momentum=group["momentum"],
-            reach=reach(group),
-            found_inf=found_inf,
-        )
+        streams, settings = self._streams(params[0].device), {name: group[name] for name in ("lr", "momentum")}
+        settings |= {"reach": reach(group), "found_inf": self.found_inf}
+        kernels(lambda stacks: _make_orthogonal(stacks, streams), params, grads, buffers, **settings)
         return True
 
     def _streams(self, device: torch.device) -> list[torch.cuda.Stream]:

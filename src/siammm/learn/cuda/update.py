@@ -22,7 +22,6 @@ from torch import Tensor
 
 from siammm.core.ranks import world_size
 from siammm.data.loader import Batch
-from siammm.learn.clustering import Clustering
 from siammm.learn.cuda import triton_support
 from siammm.learn.cuda.fused import fuse
 from siammm.learn.cuda.update_kernels import FollowKernel
@@ -56,15 +55,10 @@ class AcceleratedUpdate:
     """Accelerates the pieces of an update and the network, and runs updates, captured where that is possible."""
 
     def __init__(
-        self,
-        pieces: Pieces,
-        config: TrainConfig,
-        network: SiameseNetwork,
-        clusterings: Sequence[Clustering],
-        device: torch.device,
+        self, pieces: Pieces, config: TrainConfig, network: SiameseNetwork, starts: Sequence[int], device: torch.device
     ) -> None:
-        self._network = network
-        optimisation, objective = config.optimisation, config.objective
+        """``starts``: the number of components that each clustering starts from."""
+        self._network, optimisation, objective = network, config.optimisation, config.objective
         self.compiled = device.type == "cuda" if optimisation.compile is None else optimisation.compile
         if self.compiled:
             _keep_compiled()
@@ -80,7 +74,7 @@ class AcceleratedUpdate:
         network.follow = FollowKernel()
         # Contrasting with a changing K, or with centroids that are drawn for each update, cannot be captured.
         changing = objective.cluster_loss == "nce-centroids" and (
-            config.clustering.merge != "none" or max(c.n_start for c in clusterings) > objective.n_negatives
+            config.clustering.merge != "none" or max(starts) > objective.n_negatives
         )
         self.captures = device.type == "cuda" and world_size() == 1 and not changing
         # The loss is a hundred operations on a few thousand numbers: compiled, a dozen kernels. Not where its sizes
@@ -98,11 +92,7 @@ class AcceleratedUpdate:
     def __call__(
         self, update: Update, batch: Batch, clustered: bool, negatives: Sequence[Tensor | None] | None
     ) -> None:
-        """Do one update, by ``Training.update``.
-
-        Which is an argument, not an attribute: a training that refers to itself would keep its memory on the GPU until
-        Python's garbage collector runs.
-        """
+        """Do one update by ``Training.update``, which is an argument so that a training does not refer to itself."""
         if not self.captures:
             first = clustered not in self._warm  # which may be compiled
             with _without_advice() if first else nullcontext():
@@ -152,10 +142,9 @@ class AcceleratedUpdate:
 
 @contextmanager
 def _convolutions_tried() -> Iterator[None]:
-    """Let cuDNN try its convolutions and keep the fastest, which a captured update then keeps.
+    """Let cuDNN try its convolutions and keep the fastest, unless the user asked for deterministic ones.
 
-    Only here: elsewhere sizes vary, and trying would take longer than it saves. Not where the user asked for
-    deterministic convolutions.
+    Only for an update that is captured: elsewhere sizes vary, and trying would take longer than it saves.
     """
     cudnn: Any = torch.backends.cudnn  # only partly typed
     before = cudnn.benchmark
@@ -168,11 +157,7 @@ def _convolutions_tried() -> Iterator[None]:
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """Suppress what torch advises while it compiles and captures, about which the user can do nothing.
-
-    That products in float32 could be rounded: those of the loss are small, and exact on purpose. That gradients arrive
-    on another stream than the weights were made on: a captured update always runs on one of its own.
-    """
+    """Suppress torch's advice to round products (those of the loss are exact on purpose) and about streams."""
     with warnings.catch_warnings():
         for message in ("TensorFloat32 tensor cores", "The AccumulateGrad node's stream does not match"):
             warnings.filterwarnings("ignore", message, UserWarning)

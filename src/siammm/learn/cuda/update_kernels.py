@@ -1,11 +1,8 @@
 """Triton kernels for what follows the gradients: LARS, and the momentum encoder's step after the online one.
 
-Torch's grouped operations do these in a dozen passes over all parameters, each through memory. Here LARS reads weight
-and gradient once for the norms of each tensor, then weight, gradient and momentum once to write weight and momentum;
-and the momentum encoder follows in one pass. That is 40 bytes per parameter where the grouped operations move 150.
-
-They work on all tensors at once (``addresses.py``). Sums are added up in a fixed order. They also run under Triton's
-interpreter on a CPU, which is how they are tested.
+They move 40 bytes per parameter where torch's grouped operations move 150: LARS reads weight and gradient once for the
+norms of each tensor, then weight, gradient and momentum once to write weight and momentum; the momentum encoder follows
+in one pass. All tensors are worked on at once (``addresses.py``), and sums are added up in a fixed order.
 
 Legend:  T tensors, P parts of tensors;  p weight, g gradient, b momentum, q weight of the momentum encoder.
 """
@@ -47,9 +44,7 @@ class LarsKernels:
         n, first_T = self._where.parts.n, self._where.parts.first_T
         (p_T, g_T, b_T), where, rate, failed, part, block = self._where.launch(tensors, lr, found_inf)
         _squares[(n,)](p_T, g_T, *where, self._decay_T, self._sums_P2, **part)
-        _ratios[(len(tensors[0]),)](
-            self._sums_P2, first_T, self._scaled_T, self._ratio_T, trust_coefficient, **block
-        )  # fmt: skip
+        _ratios[(len(tensors[0]),)](self._sums_P2, first_T, self._scaled_T, self._ratio_T, trust_coefficient, **block)
         _lars[(n,)](p_T, g_T, b_T, *where, self._decay_T, self._ratio_T, rate, failed, momentum, **part)
 
 
@@ -94,8 +89,7 @@ def _ratios(sums, firsts, scaled, ratios, trust, BLOCK: tl.constexpr):
     """What the update of one tensor is multiplied with; 1 where either norm is 0, or where it is not to be."""
     tensor = tl.program_id(0)
     first, last = tl.load(firsts + tensor), tl.load(firsts + tensor + 1)
-    weight = tl.zeros((BLOCK,), dtype=tl.float32)
-    update = tl.zeros((BLOCK,), dtype=tl.float32)
+    weight, update = tl.zeros((BLOCK,), dtype=tl.float32), tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(first, last, BLOCK):
         part = start + tl.arange(0, BLOCK)
         weight += tl.load(sums + 2 * part, mask=part < last, other=0.0)
