@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from siammm.core.errors import InputError
 from siammm.learn.lars import LARS
 from siammm.learn.optim import build_optimiser
-from siammm.learn.schedule import learning_rate, momentum_at
+from siammm.learn.schedule import half_cosine, learning_rate
 
 NAMES = ["lars", "muon", "sgd", "adamw"]
 
@@ -296,10 +296,10 @@ def test_the_rate_warms_up_and_falls_to_nothing() -> None:
 
 
 def test_momentum_rises_to_one() -> None:
-    values = [momentum_at(step, 100) for step in range(101)]
+    values = [half_cosine(step, 100, 0.99, 1.0) for step in range(101)]
     assert values[0] == pytest.approx(0.99)
     assert values[50] == pytest.approx(0.995)
     assert values[100] == 1
     assert values == sorted(values)
-    assert momentum_at(50, 100, base=1.0) == 1
-    assert momentum_at(0, 0, base=0.9) == pytest.approx(0.9)
+    assert half_cosine(50, 100, 1.0, 1.0) == 1
+    assert half_cosine(0, 0, 0.9, 1.0) == pytest.approx(0.9)

@@ -97,7 +97,7 @@ def _run(
     folder: RunWriter | None,
     context: Context,
     console: Console,
-    resume_from: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
+    begun: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
 ) -> None:
     """Train, and write what the run leaves: the first process alone has a folder."""
     if context.rank == 0:
@@ -106,9 +106,10 @@ def _run(
     with contextlib.ExitStack() as stack:
         if folder is not None:
             stack.callback(folder.close)
-        listener = stack.enter_context(TrainingProgress()) if context.rank == 0 else None
-        watchers: dict[str, Any] = {"recorder": folder, "listener": listener, "stop_requested": stop.requested}
-        training = Training(config, source, context.device, resume_from=resume_from, **watchers)
+        bars, device = stack.enter_context(TrainingProgress()) if context.rank == 0 else None, context.device
+        training = Training(
+            config, source, device, recorder=folder, listener=bars, stop_requested=stop.requested, resume_from=begun
+        )
         stack.callback(training.close)
         stack.enter_context(stop)
         try:

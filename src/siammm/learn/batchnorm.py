@@ -17,14 +17,14 @@ from siammm.core.errors import InputError
 
 
 def synchronised(module: nn.Module) -> nn.Module:
-    """Every BatchNorm of a module made to share its statistics among the ranks; the module itself when there is one.
+    """Make every BatchNorm of a module share its statistics among the ranks, if there are several.
 
-    Parameters and buffers are taken over, not copied, and keep their names: an optimiser or a checkpoint made before
-    fits after. Call it once the module is on its device, and before it is wrapped or compiled.
+    Parameters and buffers are not copied and keep their names. Call it once the module is on its device, and before it
+    is wrapped or compiled.
     """
     if not ranks.active():
         return module
-    if not _on_cuda(module):
+    if not any(tensor.is_cuda for tensor in (*module.parameters(), *module.buffers())):
         return _replaced(module)
     # timm's layer that is BatchNorm and activation in one would lose its activation to torch's conversion.
     if any(type(part).__name__ == "BatchNormAct2d" for part in module.modules()):
@@ -51,11 +51,8 @@ class SynchronisedBatchNorm(_BatchNorm):
     def like(cls, norm: _BatchNorm) -> SynchronisedBatchNorm:
         """The synchronised twin of a layer, with the same parameters and buffers."""
         twin = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-        twin.weight, twin.bias = norm.weight, norm.bias
-        twin.running_mean, twin.running_var = norm.running_mean, norm.running_var
-        twin.num_batches_tracked = norm.num_batches_tracked
-        for name in ("drop", "act"):
-            if isinstance(getattr(norm, name, None), nn.Module):
+        for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked", "drop", "act"):
+            if getattr(norm, name, None) is not None:
                 setattr(twin, name, getattr(norm, name))
         return twin.train(norm.training)
 
@@ -110,7 +107,3 @@ def _replaced(module: nn.Module) -> nn.Module:
     for name, child in module.named_children():
         module.add_module(name, _replaced(child))
     return module
-
-
-def _on_cuda(module: nn.Module) -> bool:
-    return any(tensor.is_cuda for tensor in (*module.parameters(), *module.buffers()))

@@ -118,9 +118,8 @@ def optimiser(
 ) -> torch.optim.Optimizer:
     """The optimiser of the online encoder and its heads, which reads its rate from a tensor."""
     asked, body = config.optimisation, network.encoder.backbone
-    settings = {"lr": asked.learning_rate, "weight_decay": asked.weight_decay, "momentum": asked.momentum}
-    settings |= {"trust_coefficient": asked.trust_coefficient}
-    made = build_optimiser(asked.optimiser, network, turned=body, fused=fused, **settings)
+    settings = {name: getattr(asked, name) for name in ("weight_decay", "momentum", "trust_coefficient")}
+    made = build_optimiser(asked.optimiser, network, lr=asked.learning_rate, turned=body, fused=fused, **settings)
     for group in made.param_groups:
         group["lr"] = learning_rate
     return made
@@ -133,9 +132,11 @@ def clusterings(config: TrainConfig, n_images: int, device: torch.device) -> lis
         if k is not None and not 1 <= k <= n_images:
             raise InputError(f"{flag} is {k:,}, but it must be from 1 to the number of images, {n_images:,}.")
     sizes = [initial_clusters(n_images) if first is None else first, *more]
-    settings: dict[str, Any] = {"objective": config.objective, "settings": config.clustering}
     dim, seed = config.network.embedding_dim, config.run.random_state
-    return [Clustering(k, n_images, dim, device, seed=seed + number, **settings) for number, k in enumerate(sizes)]
+    return [
+        Clustering(k, n_images, dim, device, objective=config.objective, settings=config.clustering, seed=seed + number)
+        for number, k in enumerate(sizes)
+    ]
 
 
 def new_queue(config: TrainConfig, network: SiameseNetwork, device: torch.device) -> Queue | None:

@@ -75,10 +75,10 @@ class Clustering:
     @property
     def merge_settings(self) -> MergeSettings:
         """How a round of merging chooses its pairs."""
-        rule = "auto" if self.settings.merge == "auto" else "paper"
-        share = self.settings.merge_share if rule == "auto" else 1.0  # the paper's rule has a pace of its own
-        limits = {"threshold": self.settings.merge_threshold, "floor": self.settings.merge_floor, "share": share}
+        given, rule = self.settings, "auto" if self.settings.merge == "auto" else "paper"
+        share = given.merge_share if rule == "auto" else 1.0  # the paper's rule has a pace of its own
         # An empty cluster is the first to merge, within the share: the share is the pace of K.
+        limits = {"threshold": given.merge_threshold, "floor": given.merge_floor, "share": share}
         return MergeSettings(rule=rule, drop_empty=False, **limits)
 
     # -- Algorithm 1 --------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ class Schedule:
         warmup = round(min(optimisation.warmup_epochs, optimisation.epochs / 2) * self._steps_per_epoch)
         self.epoch.fill_(number // self._steps_per_epoch)
         self.learning_rate.fill_(learning_rate(number, total, warmup, optimisation.learning_rate, self._batch_size))
-        self.momentum.fill_(momentum_at(number, total, optimisation.encoder_momentum))
+        self.momentum.fill_(half_cosine(number, total, optimisation.encoder_momentum, 1.0))
         start, end = objective.contrastive_temperature, objective.contrastive_temperature_end
         if self.temperature is not None and end is not None:
             self.temperature.fill_(half_cosine(number, total, start, end))
@@ -43,11 +43,6 @@ def learning_rate(step: int, total_steps: int, warmup_steps: int, base: float, b
         return peak * step / warmup_steps
     done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
     return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-
-
-def momentum_at(step: int, total_steps: int, base: float = 0.99) -> float:
-    """Momentum of the momentum encoder at a step: from ``base`` up to 1 along a half cosine."""
-    return half_cosine(step, total_steps, base, 1.0)
 
 
 def half_cosine(step: int, total_steps: int, start: float, end: float) -> float:
