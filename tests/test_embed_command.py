@@ -130,7 +130,7 @@ def test_a_file_is_never_lost(made: Path, here: Path, capsys: pytest.CaptureFixt
     [
         (lambda made, here: "nowhere", "nowhere does not exist, but a run is a folder"),
         (lambda made, here: table(here), "is a table of embeddings already"),
-        (lambda made, here: unfinished(made, here), "has not finished; go on with: siammm train --resume"),
+        (lambda made, here: unfinished(made, here), "has not finished; continue with: siammm train --resume"),
         (lambda made, here: empty(here), "is a folder, but no run"),
         (lambda made, here: "timm:resnet1888", "timm has no model 'resnet1888'; did you mean"),
     ],

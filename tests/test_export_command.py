@@ -161,7 +161,7 @@ def test_runs_that_are_none(made: Path, here: Path, capsys: pytest.CaptureFixtur
     assert "nowhere does not exist" in refused(["export", "nowhere"], capsys)
     shutil.copytree(made, "stopped")
     (here / "stopped" / "encoder.safetensors").unlink()
-    assert "has not finished; go on with: siammm train --resume stopped" in refused(["export", "stopped"], capsys)
+    assert "has not finished; continue with: siammm train --resume stopped" in refused(["export", "stopped"], capsys)
     shutil.copytree(made, "gone")
     config = (here / "gone" / "config.json").read_text("utf-8")
     (here / "gone" / "config.json").write_text(config.replace(str(made.parent / "images"), "/gone"), "utf-8")

@@ -108,7 +108,7 @@ def test_a_size_for_thumbnails(run: Path, here: Path) -> None:
         (["nowhere"], "nowhere does not exist, but a run is a folder; give one that siammm train wrote."),
         (["clustered"], "clustered was written by siammm cluster, which has no encoder and no images"),
         (["empty"], "empty is a folder, but no run: it has no encoder.safetensors"),
-        (["unfinished"], "The run unfinished has not finished; go on with: siammm train --resume unfinished."),
+        (["unfinished"], "The run unfinished has not finished; continue with: siammm train --resume unfinished."),
         (["RUN", "--data", "gone"], "gone does not exist; check the path."),
         (["RUN", "--data", "digits"], "The images in digits are not those that the run was trained on"),
         (["RUN", "--compare", "nowhere"], "nowhere does not exist"),

@@ -79,7 +79,15 @@ def test_the_run_folder(images: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert sorted(path.name for path in folder.iterdir()) == LEFT
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["last.safetensors"]
     shown = " ".join(printed.out.split())
-    for text in ("conv-small", "48 images", "8 x 8", "with labels, which only judge", "clusters", "AMI", "images-run"):
+    for text in (
+        "conv-small",
+        "48 images",
+        "8 x 8",
+        "with labels, used only for evaluation",
+        "clusters",
+        "AMI",
+        "images-run",
+    ):
         assert text in shown
     assert "epoch 2 of 2" in printed.err
 
@@ -201,7 +209,7 @@ def test_a_signal_saves_and_the_run_can_be_resumed(
     stop_after(monkeypatch, 1, 2, number)
     assert main(["train", str(images), *SETTINGS, "--output", "a run"]) == code
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error == ("siammm: stopped in epoch 2 of 2, and saved; go on with: siammm train --resume 'a run'")
+    assert error == ("siammm: stopped in epoch 2 of 2, and saved; continue with: siammm train --resume 'a run'")
     assert signal.getsignal(number) is before
     assert len(metrics("a run")) == 1
     assert not Path("a run/mixture.safetensors").exists()
@@ -240,7 +248,7 @@ def test_as_a_process_that_is_terminated(images: Path) -> None:
         process.wait()
     assert process.returncode == 143, error
     assert "Traceback" not in error
-    assert error.splitlines()[-1].endswith("go on with: siammm train --resume run")
+    assert error.splitlines()[-1].endswith("continue with: siammm train --resume run")
     assert 1 <= len(metrics("run")) < 12
     assert main(["train", "--resume", "run"]) == 0
     assert main(["train", str(images), *arguments, "--output", "whole"]) == 0

@@ -326,7 +326,7 @@ def test_what_is_no_finished_run(tmp_path: Path, trained: Path) -> None:
         (tmp_path / "file", "is a file, but a run is a folder"),
         (tmp_path / "empty", "is a folder, but no run: it has no encoder.safetensors"),
         (spoilt("clustered", "config.json", "encoder.safetensors"), "was written by siammm cluster"),
-        (spoilt("unfinished", "encoder.safetensors"), "has not finished; go on with: siammm train --resume"),
+        (spoilt("unfinished", "encoder.safetensors"), "has not finished; continue with: siammm train --resume"),
         (spoilt("plain", "mixture.safetensors"), "has no clusters, because it was trained without a mixture"),
         (spoilt("torn", "assignments.parquet"), "assignments.parquet cannot be read"),
     ):

@@ -214,7 +214,7 @@ def test_runs_that_cannot_be_measured(run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a folder, but no run"):
         open_subject(str(tmp_path))
     RunWriter.create(tmp_path / "begun", small_config(), {})
-    with pytest.raises(InputError, match="has not finished; go on with: siammm train --resume"):
+    with pytest.raises(InputError, match="has not finished; continue with: siammm train --resume"):
         open_subject(str(tmp_path / "begun"))
 
 

@@ -27,7 +27,7 @@ _WIDTH_OF_CURVE = 48
 
 
 def demo(config: DemoConfig) -> None:
-    """Train on the digits without labels, then open the labels and look."""
+    """Train on the digits without labels, then compare with the labels."""
     console = Console(highlight=False)
     source = open_source("digits")
     source.labels = None  # not even to be measured with, until the end
@@ -51,7 +51,7 @@ def demo(config: DemoConfig) -> None:
         f"merging down from {counts[0]}:\n"
     )
     console.print(Padding(curve(counts, ascii_only=not _is_utf(console)), (0, 0, 1, 2)))
-    console.print("Now open the labels. The mean image of each cluster, and the digit that it mostly holds:\n")
+    console.print("Now compare with the labels. The mean image of each cluster, and the digit that it mostly holds:\n")
     images, digits = (np.asarray(array) for array in load_digits(return_X_y=True))
     console.print(Padding(Columns(_cards(images, digits, clusters, console), padding=(0, 2)), (0, 0, 1, 2)))
     console.print(score_table(clustering_scores(digits, clusters)))
@@ -114,7 +114,7 @@ def _next_steps() -> Panel:
         "Cluster embeddings that you already have (.npy, .npz, .parquet, .safetensors):\n",
         ("  siammm cluster embeddings.npy\n", "bold cyan"),
         "See every setting:\n",
-        ("  siammm train --help\n", "bold cyan"),
+        ("  siammm train --help-all\n", "bold cyan"),
         "From Python:\n",
         ("  siammm.SiamMM().fit('photos/')", "bold cyan"),
     )

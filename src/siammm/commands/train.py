@@ -84,7 +84,7 @@ def _resume(config: TrainConfig, context: Context, console: Console) -> None:
     source = open_images(where, settings.reading)
     if source.fingerprint() != run.fingerprint:
         raise InputError(
-            f"{where} does not hold the images that {config.resume} was trained on; give the same ones, or start anew."
+            f"{where} does not hold the images that {config.resume} was trained on; give these, or start a new run."
         )
     begun = run.checkpoint()
     folder = RunWriter(run.path, tensorboard=settings.run.tensorboard) if context.rank == 0 else None
@@ -120,7 +120,7 @@ def _run(
             message = ""  # one process speaks for all
             if folder is not None:
                 message = (
-                    f"stopped in epoch {training.epoch + 1} of {config.optimisation.epochs}, and saved; go on with: "
+                    f"stopped in epoch {training.epoch + 1} of {config.optimisation.epochs}, and saved; continue with: "
                     f"siammm train --resume {shlex.quote(str(folder.path))}"
                 )
             raise Stopped(message, stop.number or signal.SIGTERM) from None
@@ -138,7 +138,7 @@ def announce(config: TrainConfig, source: Source, context: Context, console: Con
     """Say what is about to happen, so that a wrong path or size is seen at once."""
     shape = source.uniform_shape()
     size = "of different sizes" if shape is None else f"of {shape[0]} x {shape[1]} pixels"
-    labels = "with labels, which only judge" if source.labels is not None else "without labels"
+    labels = "with labels, used only for evaluation" if source.labels is not None else "without labels"
     many = f", {context.world_size} processes" if context.world_size > 1 else ""
     epochs = f"{config.optimisation.epochs} epoch{'' if config.optimisation.epochs == 1 else 's'}"
     console.print(
@@ -148,13 +148,13 @@ def announce(config: TrainConfig, source: Source, context: Context, console: Con
     notes = [] if source.note is None else [source.note]
     if config.run.image_cache is None and _are_large(source, config.views.image_size or 224):
         notes.append(
-            "The images are far larger than what training looks at; with --image-cache FOLDER all but the first look "
-            "would be faster."
+            "The images are much larger than the views in training; --image-cache FOLDER makes every epoch after the "
+            "first faster."
         )
     batch = config.optimisation.batch_size
     if len(source) < _FEW_UPDATES * batch:
         notes.append(
-            f"With --batch-size {batch} an epoch is less than {_FEW_UPDATES} updates; a smaller one learns more in it."
+            f"With --batch-size {batch} an epoch is less than {_FEW_UPDATES} updates; use a smaller batch size."
         )
     if context.device.type == "cpu" and config.network.backbone != CONV_SMALL:
         notes.append(

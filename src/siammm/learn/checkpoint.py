@@ -54,7 +54,9 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
             problem = problem or error
     if problem is not None:
         raise problem
-    raise StoredFileError(f"There is no checkpoint in {folder}; the run was stopped before its first one: start anew.")
+    raise StoredFileError(
+        f"There is no checkpoint in {folder}; the run was stopped before its first one: start a new run."
+    )
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

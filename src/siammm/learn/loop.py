@@ -1,9 +1,9 @@
 """Algorithm 1: train an encoder and a mixture together.
 
-Read ``Training.run`` and ``Training.update``, which is all of it in plain torch. On a GPU ``cuda/update.py`` runs the
-same update faster. Everything that a run consists of is an attribute of ``Training`` and goes into its checkpoints
-(``state.py``), so that a run that was stopped continues, on a CPU bit for bit: order and augmentation depend on the
-seed, the epoch and the image alone.
+Read ``Training.run``, ``update`` and ``_optimiser_step``: that is all of it, in plain torch. On a GPU
+``cuda/update.py`` compiles ``update`` and captures it as a CUDA graph. Everything that a run consists of is an
+attribute of ``Training`` and goes into its checkpoints (``state.py``), so that a run that was stopped continues, on a
+CPU bit for bit: order and augmentation depend on the seed, the epoch and the image alone.
 
 Legend:  N images, B images of a batch, D dimensions; E encoder, E_m momentum encoder, g predictor.
 """
@@ -98,7 +98,7 @@ class Training:
         dim, accelerates = config.network.embedding_dim, cuda.available_for(config, device)
         self.bank = Bank(n, dim, device, rank=ranks.rank(), world_size=ranks.world_size())
         self.queue = build.new_queue(config, self.network, device)
-        # The first is what a run leaves; the others only train with it.
+        # Only the first is saved; the others are trained beside it.
         self.clusterings = build.clusterings(config, n, device)
         self.clustering = self.clusterings[0]
         self.schedule = Schedule(config, self.steps_per_epoch, self.batch_size, device)
@@ -132,19 +132,20 @@ class Training:
             self.fill_bank()
         while self.epoch < self.config.optimisation.epochs:
             started, first_step = time.monotonic(), self.step_in_epoch
-            if self.clusters_count and first_step == 0:
+            if self.clustering_active and first_step == 0:
                 # E step: assign the images to the centroids of the last epoch. M step: directions and concentrations.
                 self.log_likelihood, *_ = [c.expectation_and_maximisation(self.samples()) for c in self.clusterings]
             if first_step == 0:
                 self.tally.reset()
             self._clustered = None  # its memory is needed for the updates
             for batch in self.loader.batches(self.epoch, self.batches_of_rank(self.epoch)[first_step:]):
-                self.step(batch, self.epoch * self.steps_per_epoch + self.step_in_epoch, clustered=self.clusters_count)
+                number = self.epoch * self.steps_per_epoch + self.step_in_epoch
+                self.step(batch, number, clustered=self.clustering_active)
                 self.step_in_epoch += 1
                 self.listener.stepped(self.epoch, self.step_in_epoch, self.steps_per_epoch)
                 self._between_updates(started)
             self.tally.check()
-            if self.clusters_count:
+            if self.clustering_active:
                 # Merge: join centroids that are close, by Eq. 11 or by the test of merge="auto"; K falls.
                 for clustering in self.clusterings:
                     clustering.merge(self.samples())
@@ -152,7 +153,7 @@ class Training:
         return self.finish()
 
     def step(self, batch: Batch, number: int, *, clustered: bool) -> None:
-        """Do update ``number`` of the run, on a GPU by the accelerated twin of ``update``."""
+        """Do update ``number`` of the run; on a GPU through ``AcceleratedUpdate``, which captures ``update``."""
         self.schedule.set(number)
         config = self.config
         negatives = draw_negatives(config.objective, self.clusterings, config.run.random_state, number, self.device)
@@ -191,9 +192,9 @@ class Training:
                 temperature=self.schedule.temperature,
             )
             (loss.total / parts).backward()
-            self._remember(part.position_B, v_1m, v_2m, queued=True)
+            self._store_in_bank(part.position_B, v_1m, v_2m, queued=True)
             losses += torch.stack([loss.total, loss.instance, loss.cluster]).detach().to(losses) / parts
-        self._move_weights(losses)
+        self._optimiser_step(losses)
 
     def encode(
         self, x_1: Tensor, x_2: Tensor, noise: tuple[Tensor, Tensor] | None
@@ -203,7 +204,7 @@ class Training:
         return predictions, self.network.targets(x_1, x_2, predictions.z_1, predictions.z_2)
 
     @torch.no_grad()
-    def _move_weights(self, losses: Tensor) -> None:
+    def _optimiser_step(self, losses: Tensor) -> None:
         """The optimiser's step of E and g, then the momentum step of E_m; neither, if anything is not finite."""
         if self.network.prototypes is not None and self.network.prototypes.weight.grad is not None:
             # The encoder finds its feet first: prototypes do not move for an epoch, as in SwAV.
@@ -223,7 +224,7 @@ class Training:
         self.network.update_momentum(torch.where(self.tally.failed > 0, torch.ones_like(momentum), momentum))
         self.tally.add(losses, norm)
 
-    def _remember(self, position_B: Tensor, v_1m: Tensor, v_2m: Tensor, *, queued: bool = False) -> None:
+    def _store_in_bank(self, position_B: Tensor, v_1m: Tensor, v_2m: Tensor, *, queued: bool = False) -> None:
         """Keep the momentum embeddings of a batch, of all ranks, for the next E step."""
         position_B, v_1m, v_2m = (ranks.all_gather_batch(rows) for rows in (position_B, v_1m.float(), v_2m.float()))
         self.bank.update(position_B, v_1m, v_2m)
@@ -242,7 +243,7 @@ class Training:
         return first, second
 
     @property
-    def clusters_count(self) -> bool:
+    def clustering_active(self) -> bool:
         """Whether the mixture's clusters are part of this epoch."""
         return self.config.objective.uses_mixture and self.epoch >= self.first_clustered
 
@@ -308,11 +309,11 @@ class Training:
                     with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
                         # Not by calling it: this is done once, which does not pay for compiling.
                         v_1m, v_2m = encoder.forward(x_1), encoder.forward(x_2)
-                    self._remember(part.position_B, v_1m, v_2m)
+                    self._store_in_bank(part.position_B, v_1m, v_2m)
                 if self._any_rank(self.stop_requested()):
                     raise Interrupted(began=False)
 
-    # -- looking after it ---------------------------------------------------------------------------------------------
+    # -- checks and checkpoints ---------------------------------------------------------------------------------------
 
     def _between_updates(self, started: float) -> None:
         """Is the loss still finite, is it time to save, does anybody want us to stop?"""
@@ -330,7 +331,7 @@ class Training:
     def _end_of_epoch(self, seconds: float, n_updates: int) -> None:
         """Measure, save, go on to the next epoch; or stop, if the encoder has collapsed."""
         means = self.tally.means()
-        if not self.clusters_count and self.config.objective.cluster_loss != "swapped":
+        if not self.clustering_active and self.config.objective.cluster_loss != "swapped":
             del means["cluster_loss"]
         health = Health.of(self.samples(), self.clustering.components)
         self.seconds += seconds

@@ -53,7 +53,7 @@ def restore(training: Training, tensors: dict[str, Tensor], facts: dict[str, Any
     if changed:
         raise InputError(
             f"{len(changed):,} images that could be read no longer can, or the other way round, the first being "
-            f"{changed[0]}; a run goes on with the images it began with: put them back, or start anew."
+            f"{changed[0]}; a run continues with the images it began with: put them back, or start a new run."
         )
     checkpoint.restore_module(training.network, checkpoint.grouped(tensors, "network"))
     checkpoint.restore_optimiser(training.optimiser, checkpoint.grouped(tensors, "optimiser"))

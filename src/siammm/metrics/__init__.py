@@ -1,4 +1,4 @@
-"""How good features and clusters are: arrays in, numbers out."""
+"""How good features and clusters are: arrays in, numbers out. Imports only core and mixture."""
 
 from siammm.metrics.clustering import ClusteringScores, Purities, clustering_scores, mapped_accuracy, purities
 from siammm.metrics.kmeans import k_means

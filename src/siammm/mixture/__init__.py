@@ -1,1 +1,1 @@
-"""The statistics: mixtures of von Mises-Fisher or Gaussian components over any matrix of embeddings."""
+"""The statistics: mixtures of von Mises-Fisher or Gaussian components over embeddings. Imports core alone."""

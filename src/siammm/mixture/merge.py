@@ -7,16 +7,20 @@ What happens on ``merge="auto"`` (``Mixture.fit`` calls ``merged`` after seeding
 3. A round first drops components that no sample is nearest to.
 4. Each component is compared with its three nearest (``acceptance.nearby_pairs``). ``acceptance.evidence`` tests
    whether two groups describe the members of a pair better than one, and whether each component stands alone.
-5. ``acceptance.proposals`` picks the pairs to merge: those that are not clearly two, or with one that does not stand
-   alone. At most ``merge_share`` of the components disappears in a round, and never below ``merge_floor``.
+5. ``acceptance.proposals`` picks the pairs to merge: those that are not clearly two, or where one does not stand alone,
+   because too many members are closer to another component once they are left out of its mean. At most ``merge_share``
+   of the components disappears in a round, and never below ``merge_floor``.
 6. Repeat from 2 until a round changes nothing.
 7. Offer every component a split along its main axis (``_split``). Halves that pass the same test start from 2 again, at
    most four times; a split that does not raise the number of components ends the search.
 8. ``MergeHistory`` records each round; ``merges_`` of the estimator is its tree.
 
 On ``merge="paper"`` step 4 is Eq. 11 instead: merge two components that are each other's nearest if their distance is
-far below the mean distance of all pairs. That has the paper's pace, but no stop of its own; so ``merge_floor`` is the
-stop, and there is no step 7. (Read as "merge every pair that close", Eq. 11 joins everything in one round.)
+far below the mean distance of all pairs. That merges at the paper's rate but never stops by itself, so ``merge_floor``
+is the stop, and there is no step 7. (Read as "merge every pair that close", Eq. 11 joins everything in one round.)
+
+Training (``learn/clustering.py``) calls ``merge_round`` once per epoch, after two EM steps that refill empty components
+in place of dropping them, and ``merged`` without splits at the end.
 
 Legend:  K components, D dimensions, P pairs, z the standardised distance of Eq. 11, zeta its threshold.
 """

@@ -67,7 +67,7 @@ class Run:
             return run
         if run._has_own_config:
             raise InputError(
-                f"The run {run.given} has not finished; go on with: siammm train --resume {shlex.quote(str(given))}."
+                f"The run {run.given} has not finished; continue with: siammm train --resume {shlex.quote(str(given))}."
             )
         if (run.path / files.MIXTURE).is_file() and (run.path / files.ASSIGNMENTS).is_file():
             raise InputError(

@@ -42,7 +42,7 @@ def resumed(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
         if name not in _CHANGEABLE:
             raise InputError(
                 f"A run goes on with its own settings, so --{name.replace('_', '-')} cannot be changed by --resume; "
-                "leave it out, or start anew."
+                "leave it out, or start a new run."
             )
         changed[name] = given
     return with_settings(stored, **changed | {"data": stored.data, "resume": None})

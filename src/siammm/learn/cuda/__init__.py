@@ -1,1 +1,1 @@
-"""The accelerated twin of the update: CUDA graphs, fused networks, and every Triton kernel of training."""
+"""The update on a GPU: compiled, with fused networks, captured as a CUDA graph; all Triton kernels of training."""
