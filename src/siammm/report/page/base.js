@@ -28,9 +28,7 @@ function named(text, className = "") {
   return el(`bdi.${className}`, visible(text));
 }
 
-function labelName(label) {
-  return label >= 0 && label < labelNames.length ? labelNames[label] : "no label";
-}
+const labelName = (label) => labelNames[label] ?? "no label";
 
 /** The name of the most common label, or an empty element where there is none. */
 function majority(label, className = "") {
@@ -73,12 +71,10 @@ const fact = (term, value) => el("div.fact", el("dt", term), el("dd", value));
 const head = (title, ...more) => el("header.head", el("h1", title), ...more);
 const field = (text, control, className = "") => el(`label.field ${className}`, el("span", text), control);
 
+const announce = (text) => (document.getElementById("announcer").textContent = text);
+
 function icon(path) {
   return el("svg.icon", { viewBox: "0 0 24 24", "aria-hidden": "true", focusable: "false" }, el("path", { d: path }));
-}
-
-function announce(text) {
-  document.getElementById("announcer").textContent = text;
 }
 
 /** A choice of a few, as radio buttons that look like one switch. */
@@ -89,9 +85,7 @@ function choice(legend, options, value, onChange) {
     return el("label", el("input", { type: "radio", name, value: key, checked: key === value, on }), el("span", text));
   });
   const group = el("fieldset.choice", el("legend.unseen", legend), ...items);
-  group.set = (key) => {
-    for (const input of group.querySelectorAll("input")) input.checked = input.value === key;
-  };
+  group.set = (key) => group.querySelectorAll("input").forEach((input) => (input.checked = input.value === key));
   return group;
 }
 choice.count = 0;
@@ -133,18 +127,9 @@ function withCode(text) {
 const wholeNumber = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const DASH = "\u2013";
 
-function count(n) {
-  return Number.isFinite(n) ? wholeNumber.format(n) : DASH;
-}
-
-function plural(n, one, many = `${one}s`) {
-  return `${count(n)}\u00a0${n === 1 ? one : many}`;
-}
-
-function percent(share, digits = 0) {
-  return Number.isFinite(share) ? `${(100 * share).toFixed(digits)}\u202f%` : DASH;
-}
-
+const count = (n) => (Number.isFinite(n) ? wholeNumber.format(n) : DASH);
+const plural = (n, one) => `${count(n)}\u00a0${one}${n === 1 ? "" : "s"}`;
+const percent = (share, digits = 0) => (Number.isFinite(share) ? `${(100 * share).toFixed(digits)}\u202f%` : DASH);
 const countAndShare = (n, whole) => `${count(n)} \u00b7 ${percent(n / whole)}`;
 
 /** A number with three significant digits. */
@@ -165,10 +150,7 @@ function duration(seconds) {
   return hours < 48 ? `${hours.toFixed(1)}\u00a0h` : `${(hours / 24).toFixed(1)}\u00a0days`;
 }
 
-function clamp(value, low, high) {
-  return Math.min(high, Math.max(low, value));
-}
-
+const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 const range = (n) => Array.from({ length: n }, (_, i) => i);
 const sumOf = (pairs) => pairs.reduce((sum, [, n]) => sum + n, 0);
 
@@ -200,21 +182,18 @@ const cssColour = (name) => getComputedStyle(document.documentElement).getProper
 const themeWatchers = new Set();
 const themeChanged = () => themeWatchers.forEach((watcher) => watcher());
 
-function readTheme() {
+/** Use the browser's storage. It may be forbidden, as for some pages from disk: then a choice lasts for this visit. */
+function stored(use) {
   try {
-    return localStorage.getItem("siammm-theme");
+    return use(localStorage);
   } catch {
-    return null; // storage may be forbidden, as for some pages from disk
+    return null;
   }
 }
 
 function setTheme(theme) {
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
-  try {
-    localStorage.setItem("siammm-theme", theme);
-  } catch {
-    // Then the choice lasts as long as the page.
-  }
+  stored((storage) => storage.setItem("siammm-theme", theme));
   themeChanged();
 }
 
@@ -230,12 +209,8 @@ function where() {
 }
 
 function address(section, params = {}) {
-  const query = new URLSearchParams();
-  for (const [key, value] of Object.entries(params)) {
-    if (value !== undefined && value !== null && value !== "") query.set(key, String(value));
-  }
-  const text = query.toString();
-  return `#/${section}${text ? `?${text}` : ""}`;
+  const given = Object.entries(params).filter(([, value]) => (value ?? "") !== "");
+  return `#/${section}${given.length ? `?${new URLSearchParams(given)}` : ""}`;
 }
 
 /** Go to an address of this page; `replace` for steps that the back button should skip. */
@@ -255,8 +230,7 @@ const adjust = (changes, options) => go(changed(changes), options);
 /** A link that opens a cluster. */
 function clusterLink(className, index, ...children) {
   const attributes = children[0]?.constructor === Object ? children.shift() : {};
-  const href = changed({ cluster: index });
-  return el(`a.${className}`, { href, "data-cluster": index, ...attributes }, ...children);
+  return el(`a.${className}`, { href: changed({ cluster: index }), "data-cluster": index, ...attributes }, ...children);
 }
 
 function openCluster(index) {

@@ -18,15 +18,11 @@ function ticks(low, high, n = 4) {
 }
 
 function logTicks(low, high) {
-  const found = [];
   const decades = Math.log10(high / low);
   const steps = decades > 2.5 ? [1] : decades > 1.6 ? [1, 3] : [1, 2, 5];
-  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
-    for (const k of steps) {
-      const value = k * 10 ** power;
-      if (value >= low * 0.999 && value <= high * 1.001) found.push(value);
-    }
-  }
+  const first = Math.floor(Math.log10(low));
+  const values = range(Math.ceil(decades) + 2).flatMap((i) => steps.map((k) => k * 10 ** (first + i)));
+  const found = values.filter((value) => value >= low * 0.999 && value <= high * 1.001);
   return found.length > 1 ? found : [low, high];
 }
 
@@ -80,9 +76,8 @@ function lineChart({ title, lines, marks = [], height = 190, words = "" }) {
   const given = lines.flatMap((line) => line.points.map(([, value]) => value));
   const log = lines[0]?.step && Math.max(...given) > 12 * Math.max(1, Math.min(...given));
   const usable = ([, value]) => Number.isFinite(value) && (!log || value > 0);
-  const drawn = lines
-    .map((line) => ({ ...line, points: line.points.filter(usable) }))
-    .filter((line) => line.points.length);
+  const usableLines = lines.map((line) => ({ ...line, points: line.points.filter(usable) }));
+  const drawn = usableLines.filter((line) => line.points.length);
   const all = drawn.flatMap((line) => line.points);
   const readout = el("output.readout");
   const holder = el("div.plot");
@@ -103,9 +98,7 @@ function lineChart({ title, lines, marks = [], height = 190, words = "" }) {
     return `${line.name}: ${ends.map(([epoch, value]) => `${figure(value)} at epoch ${figure(epoch)}`).join(", ")}`;
   });
 
-  const rest = () => {
-    readout.textContent = drawn.map((line) => figure(line.points.at(-1)[1])).join(" \u00b7 ");
-  };
+  const rest = () => (readout.textContent = drawn.map((line) => figure(line.points.at(-1)[1])).join(" \u00b7 "));
   rest();
 
   redrawn(holder, (width) => {
@@ -116,12 +109,11 @@ function lineChart({ title, lines, marks = [], height = 190, words = "" }) {
     axes(svg, x, y, width, height);
     const mark = (epoch, value) => svg.append(el("circle.mark", { cx: x(epoch), cy: y(value), r: 3 }));
     for (const line of drawn) {
-      let path = "";
-      line.points.forEach(([epoch, value], i) => {
+      const path = line.points.map(([epoch, value], i) => {
         const [at, level] = [x(epoch).toFixed(1), y(value).toFixed(1)];
-        path += i === 0 ? `M${at} ${level}` : line.step ? `H${at}V${level}` : `L${at} ${level}`;
+        return i === 0 ? `M${at} ${level}` : line.step ? `H${at}V${level}` : `L${at} ${level}`;
       });
-      svg.append(el(`path.line ${line.style || ""}`, { d: path }));
+      svg.append(el(`path.line ${line.style || ""}`, { d: path.join("") }));
       if (line.points.length === 1) mark(...line.points[0]);
     }
     for (const [epoch, value] of marks) if (!log || value > 0) mark(epoch, value);
@@ -146,11 +138,8 @@ function lineChart({ title, lines, marks = [], height = 190, words = "" }) {
     };
     svg.addEventListener("pointermove", (event) => {
       const at = event.clientX - svg.getBoundingClientRect().left;
-      let best = 0;
-      epochs.forEach((epoch, i) => {
-        if (Math.abs(x(epoch) - at) < Math.abs(x(epochs[best]) - at)) best = i;
-      });
-      point(best);
+      const away = epochs.map((epoch) => Math.abs(x(epoch) - at));
+      point(away.indexOf(Math.min(...away)));
     });
     svg.addEventListener("pointerleave", leave);
     svg.addEventListener("blur", leave);
@@ -158,7 +147,7 @@ function lineChart({ title, lines, marks = [], height = 190, words = "" }) {
       const step = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
       if (!step) return;
       event.preventDefault();
-      point(Math.abs(step) === Infinity ? (step < 0 ? 0 : epochs.length - 1) : index + step);
+      point(index + step);
       announce(readout.textContent);
     });
     holder.replaceChildren(svg);
@@ -168,13 +157,10 @@ function lineChart({ title, lines, marks = [], height = 190, words = "" }) {
 
 /** A bar of shares, its parts in the colours of their labels; the rest in grey. */
 function shareBar(parts, total, className = "") {
-  const bar = el(`span.share-bar ${className}`, { "aria-hidden": "true" });
-  for (const [colour, n] of parts) {
-    if (n > 0) bar.append(el("span", { style: { flex: `${n} 0 0`, background: colour } }));
-  }
+  const part = ([colour, n]) => n > 0 && el("span", { style: { flex: `${n} 0 0`, background: colour } });
   const rest = total - sumOf(parts);
-  if (rest > 0) bar.append(el("span.rest", { style: { flex: `${rest} 0 0` } }));
-  return bar;
+  const grey = rest > 0 && el("span.rest", { style: { flex: `${rest} 0 0` } });
+  return el(`span.share-bar ${className}`, { "aria-hidden": "true" }, ...parts.map(part), grey);
 }
 
 /** A single value from 0 to 1. */

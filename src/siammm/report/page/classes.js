@@ -67,7 +67,7 @@ function lazyList(holder, makers, step = 12) {
   if (end.isConnected || shown < makers.length) watch.observe(end);
 }
 
-function addClasses() {
+if (hasLabels) {
   sections.set("classes", {
     title: "Classes",
     icon: "M4 6h4v4H4zM4 14h4v4H4zM11 7h9v2h-9zM11 15h9v2h-9z",
@@ -80,14 +80,8 @@ function addClasses() {
         label: picker(labels.map((i) => [i, labelName(i)]), labels[0], (of) => adjust({ of })),
         cluster: picker([], "", (of) => adjust({ of })),
       };
-      const fillClusters = () => {
-        if (pickers.cluster.options.length) return; // thousands of options wait until they are asked for
-        for (const i of largest) pickers.cluster.append(el("option", { value: i }, clusterTitle(i)));
-      };
-      const holders = {
-        label: field("Label", pickers.label, "grow"),
-        cluster: field("Cluster", pickers.cluster, "grow"),
-      };
+      const byLabel = field("Label", pickers.label, "grow");
+      const byCluster = field("Cluster", pickers.cluster, "grow");
       const jump = (by) => {
         const select = pickers[view];
         const next = select.selectedIndex + by;
@@ -98,12 +92,8 @@ function addClasses() {
       const lead = el("p.lead.small", { role: "status" });
       const list = el("ul.class-rows");
       let [view, shown] = ["label", ""];
-      root.append(
-        head("Classes"),
-        el("div.controls", switcher, holders.label, holders.cluster, el("div.tools", earlier, later)),
-        lead,
-        list,
-      );
+      const controls = el("div.controls", switcher, byLabel, byCluster, el("div.tools", earlier, later));
+      root.append(head("Classes"), controls, lead, list);
       const draw = (key) => {
         shown = key;
         const of = Number(pickers[view].value);
@@ -118,14 +108,14 @@ function addClasses() {
       themeWatchers.add(() => shown && draw(shown));
       return (params) => {
         view = params.get("view") === "cluster" ? "cluster" : "label";
-        if (view === "cluster") fillClusters();
         const select = pickers[view];
-        const wanted = params.get("of");
-        select.value = wanted ?? select.options[0]?.value;
+        // Thousands of options wait until they are asked for.
+        if (!select.options.length) select.append(...largest.map((i) => el("option", { value: i }, clusterTitle(i))));
+        select.value = params.get("of") ?? select.options[0]?.value;
         if (select.selectedIndex < 0) select.selectedIndex = 0;
         switcher.set(view);
-        holders.label.hidden = view !== "label";
-        holders.cluster.hidden = view !== "cluster";
+        byLabel.hidden = view !== "label";
+        byCluster.hidden = view !== "cluster";
         earlier.setAttribute("aria-label", `Previous ${view}`);
         later.setAttribute("aria-label", `Next ${view}`);
         earlier.disabled = select.selectedIndex <= 0;
@@ -136,5 +126,3 @@ function addClasses() {
     },
   });
 }
-
-if (hasLabels) addClasses();

@@ -13,7 +13,6 @@ const ORDERS = {
   number: ["Number", (_, i) => i],
 };
 const LABEL_ORDERS = new Set(["purity", "impurity", "label"]);
-
 const collator = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
 
 function sortedClusters(order, keys) {
@@ -57,20 +56,12 @@ function cardLine(index, ...more) {
 function clusterCard(index, width) {
   const cluster = clusters[index];
   const purity = hasLabels && cluster.purity !== null && span("card-purity", percent(cluster.purity));
-  return clusterLink(
-    "card",
-    index,
-    { "data-focus": true, "aria-label": `${clusterTitle(index)}, ${plural(cluster.size, "image")}` },
-    heroMosaic(cluster.central, width),
-    cardLine(index, purity),
-    span("card-facts", `${plural(cluster.size, "image")} \u00b7 \u03ba\u00a0${figure(cluster.concentration)}`),
-    hasLabels && cluster.label_counts.length > 0 && labelBar(cluster),
-  );
-}
-
-function mosaicHeight(width) {
-  const cell = (width - 6) / 4;
-  return 3 * ((cell * thumbs.height) / thumbs.width) + 4;
+  const size = plural(cluster.size, "image");
+  const facts = span("card-facts", `${size} \u00b7 \u03ba\u00a0${figure(cluster.concentration)}`);
+  const bar = hasLabels && cluster.label_counts.length > 0 && labelBar(cluster);
+  const attributes = { "data-focus": true, "aria-label": `${clusterTitle(index)}, ${size}` };
+  const parts = [heroMosaic(cluster.central, width), cardLine(index, purity), facts, bar];
+  return clusterLink("card", index, attributes, ...parts);
 }
 
 let shownClusters = range(clusters.length); // in the order of the grid: previous and next go along it
@@ -86,20 +77,11 @@ sections.set("clusters", {
     const options = orders.map(([key, [text]]) => [key, text]);
     const sort = picker(options, "size", (key) => adjust({ sort: key }, { replace: true }));
     const total = el("p.result", { role: "status" });
-    const grid = new VirtualGrid({
-      label: "Clusters",
-      minWidth: 216,
-      gap: 26,
-      rowHeight: (width) => mosaicHeight(width) + (hasLabels ? 66 : 54),
-      make: clusterCard,
-    });
+    const rowHeight = (width) => 3 * stripHeight(width) + (hasLabels ? 70 : 58);
+    const grid = new VirtualGrid({ label: "Clusters", minWidth: 216, gap: 26, rowHeight, make: clusterCard });
     const empty = el("p.empty", { hidden: true }, "No cluster matches.");
-    root.append(
-      head("Clusters", total),
-      el("div.controls", field("Search", search, "grow"), field("Sort by", sort)),
-      grid.element,
-      empty,
-    );
+    const controls = el("div.controls", field("Search", search, "grow"), field("Sort by", sort));
+    root.append(head("Clusters", total), controls, grid.element, empty);
     themeWatchers.add(() => grid.rebuild());
     return (params) => {
       // An address may hold anything, also what every object has, such as "constructor".
@@ -176,10 +158,9 @@ function morePages(index) {
       more.textContent = "More images";
       holder.resetRoving();
     } catch (error) {
-      if (mine !== turn) return;
-      status.textContent = error.message;
+      if (mine === turn) status.textContent = error.message;
     }
-    more.disabled = false;
+    if (mine === turn) more.disabled = false;
   };
   const options = [["central", "Most central first"], ["outlying", "Most outlying first"]];
   const orders = choice("Order", options, order, (key) => {
@@ -198,9 +179,7 @@ const STRIPS = [
 ];
 
 /** The order that previous and next follow: that of the grid, if the cluster is in it. */
-function orderAround(index) {
-  return shownClusters.includes(index) ? shownClusters : range(clusters.length);
-}
+const orderAround = (index) => (shownClusters.includes(index) ? shownClusters : range(clusters.length));
 
 function detailTitle(index) {
   const { label, purity } = clusters[index];
@@ -223,21 +202,15 @@ function detailTools(index) {
 
 function detailSide(index) {
   const cluster = clusters[index];
-  const facts = el(
-    "dl.facts",
-    fact("Images", count(cluster.size)),
-    fact("Weight", percent(cluster.weight, 1)),
-    fact("Concentration", figure(cluster.concentration)),
-    fact("Cohesion", figure(cluster.cohesion)),
-    hasLabels && cluster.purity !== null && fact("Purity", percent(cluster.purity)),
-  );
+  const facts = [fact("Images", count(cluster.size)), fact("Weight", percent(cluster.weight, 1))];
+  facts.push(fact("Concentration", figure(cluster.concentration)), fact("Cohesion", figure(cluster.cohesion)));
+  if (hasLabels && cluster.purity !== null) facts.push(fact("Purity", percent(cluster.purity)));
   const part = (heading, aside, ...children) =>
     el("section", el("h3", heading, aside && span("note", aside)), ...children);
-  const there = address("classes", { view: "cluster", of: index });
-  const link = el("a.more", { href: there }, "See its images by label");
+  const link = el("a.more", { href: address("classes", { view: "cluster", of: index }) }, "See its images by label");
   return el(
     "div.detail-side",
-    facts,
+    el("dl.facts", ...facts),
     hasLabels && cluster.label_counts.length > 0 && part("Labels", null, labelTable(cluster), link),
     cluster.nearest.length > 0 && part("Nearest clusters", "cosine", nearestList(cluster)),
     part("Merges", null, note(mergeWords(cluster)), mergeList(cluster)),
@@ -245,13 +218,12 @@ function detailSide(index) {
 }
 
 const detail = {
-  dialog: null,
+  dialog: el("dialog.detail", { "aria-labelledby": "detail-title" }),
   index: -1,
   opener: null,
 
-  make() {
-    if (this.dialog) return this.dialog;
-    const dialog = (this.dialog = el("dialog.detail", { "aria-labelledby": "detail-title" }));
+  listen() {
+    const { dialog } = this;
     dialog.addEventListener("cancel", (event) => {
       event.preventDefault();
       this.leave();
@@ -261,13 +233,12 @@ const detail = {
     dialog.addEventListener("wheel", (event) => event.target === dialog && event.preventDefault(), { passive: false });
     dialog.addEventListener("keydown", (event) => {
       if (event.altKey || event.ctrlKey || event.metaKey || event.target.matches("input, select")) return;
-      if (event.key === "ArrowLeft" || event.key === "[") this.step(-1);
-      else if (event.key === "ArrowRight" || event.key === "]") this.step(1);
-      else return;
+      const by = { ArrowLeft: -1, "[": -1, ArrowRight: 1, "]": 1 }[event.key];
+      if (!by) return;
+      this.step(by);
       event.preventDefault();
     });
     document.body.append(dialog);
-    return dialog;
   },
 
   /** Back to where the reader came from, so that the back button does not open it again. */
@@ -285,8 +256,9 @@ const detail = {
   },
 
   show(index) {
-    const dialog = this.make();
     if (this.index === index) return;
+    const { dialog } = this;
+    if (!dialog.isConnected) this.listen();
     const fresh = !dialog.open;
     if (fresh) this.opener = document.activeElement;
     this.index = index;
@@ -312,7 +284,7 @@ const detail = {
   },
 
   hide() {
-    if (!this.dialog?.open) return;
+    if (!this.dialog.open) return;
     hideTip();
     this.dialog.close();
     const last = this.index;

@@ -22,8 +22,7 @@ function runsTable(other, name) {
   // Settings that differ, and no others: what is the same explains nothing.
   const theirs = new Map(other.settings.map(([group, key, value]) => [`${group} ${key}`, value]));
   for (const [group, key, value] of run.settings) {
-    const found = theirs.get(`${group} ${key}`);
-    if (SAID_ABOVE.has(key)) continue;
+    const found = SAID_ABOVE.has(key) ? undefined : theirs.get(`${group} ${key}`);
     if (found !== undefined && found !== value) rows.push(line(words(key), named(value), named(found), "differs"));
   }
   const heads = [run.name, name].map((title) => el("th", { scope: "col" }, named(title)));
@@ -41,18 +40,10 @@ function matchCard(match, other) {
     const text = ` ${share(n)} of its images; ${ofOther} of the other`;
     return span("went", dot(number), `#${number}`, span("number", text));
   });
-  return clusterLink(
-    "match",
-    index,
-    { "data-focus": true, "aria-label": `${clusterTitle(index)}, ${size}: ${spoken.join(", ")}` },
-    stripMosaic(clusters[index].central, 192),
-    span(
-      "match-text",
-      cardLine(index, span("card-facts", size)),
-      shareBar(parts, shared, "tall"),
-      span("wents", ...lines),
-    ),
-  );
+  const attributes = { "data-focus": true, "aria-label": `${clusterTitle(index)}, ${size}: ${spoken.join(", ")}` };
+  const text = [cardLine(index, span("card-facts", size)), shareBar(parts, shared, "tall"), span("wents", ...lines)];
+  const strip = stripMosaic(clusters[index].central, 192);
+  return clusterLink("match", index, attributes, strip, span("match-text", ...text));
 }
 
 function curvesPanel(other) {
@@ -61,11 +52,9 @@ function curvesPanel(other) {
   names.sort((a, b) => rank(a) - rank(b));
   const charts = names.slice(0, 6).map((name) => {
     const step = name === "n_clusters";
-    const lines = [
-      { name: visible(run.name), points: contents.curves[name], style: "", step },
-      { name: visible(other.name), points: other.curves[name], style: "second", step },
-    ];
-    return lineChart({ title: step ? "Clusters" : words(name), lines: lines.filter((line) => line.points?.length) });
+    const line = ({ name: title }, { [name]: points = [] }, style) => ({ name: visible(title), points, style, step });
+    const lines = [line(run, contents.curves, ""), line(other, other.curves, "second")];
+    return lineChart({ title: step ? "Clusters" : words(name), lines });
   });
   return charts.length > 0 && el("section.panel.wide", el("h2", "Curves"), el("div.charts", ...charts));
 }
@@ -79,14 +68,10 @@ function matchesPanel(other) {
     kept: ["Most alike first", (i) => -share(i)],
     number: ["Number", (i) => i],
   };
-  const grid = new VirtualGrid({
-    label: "Where each cluster went",
-    minWidth: 430,
-    maxColumns: 2,
-    gap: 18,
-    rowHeight: (width) => (width < 430 ? 200 : 136),
-    make: (i) => matchCard(byNumber.get(i), other),
-  });
+  const rowHeight = (width) => (width < 430 ? 200 : 136);
+  const make = (i) => matchCard(byNumber.get(i), other);
+  const title = "Where each cluster went";
+  const grid = new VirtualGrid({ label: title, minWidth: 430, maxColumns: 2, gap: 18, rowHeight, make });
   const sort = (key) => {
     const [, value] = orders[key];
     grid.setKeys([...byNumber.keys()].sort((a, b) => value(a) - value(b) || a - b));
@@ -96,13 +81,14 @@ function matchesPanel(other) {
   const select = picker(Object.entries(orders).map(([key, [text]]) => [key, text]), "size", sort);
   return el(
     "section.panel.wide",
-    el("div.panel-head", el("h2", "Where each cluster went"), field("Sort by", select)),
+    el("div.panel-head", el("h2", title), field("Sort by", select)),
     note("The numbers beside the dots are clusters of ", named(other.name), "."),
     grid.element,
   );
 }
 
-function addComparison(other) {
+if (contents.comparison) {
+  const other = contents.comparison;
   sections.set("comparison", {
     title: "Comparison",
     short: "Compare",
@@ -129,5 +115,3 @@ function addComparison(other) {
     },
   });
 }
-
-if (contents.comparison) addComparison(contents.comparison);

@@ -68,9 +68,8 @@ class VirtualGrid {
   build(index) {
     const item = el("li", { "data-index": index, "aria-posinset": index + 1, "aria-setsize": this.keys.length });
     const [column, row] = [index % this.columns, Math.floor(index / this.columns)];
-    item.style.width = `${this.itemWidth}px`;
-    item.style.height = `${this.line - this.gap}px`;
-    item.style.transform = `translate(${column * (this.itemWidth + this.gap)}px, ${row * this.line}px)`;
+    const transform = `translate(${column * (this.itemWidth + this.gap)}px, ${row * this.line}px)`;
+    Object.assign(item.style, { width: `${this.itemWidth}px`, height: `${this.line - this.gap}px`, transform });
     item.append(this.make(this.keys[index], this.itemWidth));
     this.items.set(index, item);
     this.setTab(index, index === this.active ? 0 : -1);
@@ -109,9 +108,9 @@ class VirtualGrid {
     const last = this.keys.length - 1;
     const page = this.columns * Math.max(1, Math.floor(innerHeight / this.line) - 1);
     const [across, down] = ARROWS[event.key] ?? [0, 0];
-    const move = { PageUp: -page, PageDown: page }[event.key] ?? across + down * this.columns;
-    const next = { Home: 0, End: last }[event.key] ?? this.active + move;
-    if (!move && event.key !== "Home" && event.key !== "End") return;
+    const moves = { PageUp: -page, PageDown: page, Home: -this.active, End: last - this.active };
+    if (!(event.key in moves) && !ARROWS[event.key]) return;
+    const next = this.active + (moves[event.key] ?? across + down * this.columns);
     event.preventDefault();
     if (next >= 0 && next <= last) this.focus(next);
     else if (event.key.startsWith("Page")) this.focus(clamp(next, 0, last));
@@ -154,12 +153,9 @@ function roving(group, selector = "button") {
 
 /** Thumbnails that show their facts, and do what `open` says when chosen. */
 function thumbnailRow(rows, label, open, className = "") {
-  const items = rows.map((row) =>
-    button(thumbnailCanvas(row), () => open?.(row), {
-      class: "thumb",
-      "data-image": row,
-      "aria-label": imageWords(row),
-    }),
-  );
+  const items = rows.map((row) => {
+    const attributes = { class: "thumb", "data-image": row, "aria-label": imageWords(row) };
+    return button(thumbnailCanvas(row), () => open?.(row), attributes);
+  });
   return roving(el(`div.thumbnails ${className}`, { role: "group", "aria-label": label }, ...items));
 }

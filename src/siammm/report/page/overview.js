@@ -5,17 +5,9 @@ const words = (name) => visible(name).replaceAll("_", " ").replace(/\bknn\b/g, "
 const clusterTitle = (index) => visible(`Cluster ${index}${majorityWords(clusters[index])}`);
 
 function headline() {
-  const lead = el(
-    "p.lead",
-    named(run.method),
-    " trained ",
-    named(run.backbone),
-    " on ",
-    named(run.data),
-    ` at ${run.image_size}\u00a0px for ${plural(run.epochs, "epoch")}`,
-    run.seconds && ` in ${duration(run.seconds)}`,
-    ", without labels.",
-  );
+  const what = [named(run.method), " trained ", named(run.backbone), " on ", named(run.data)];
+  const size = ` at ${run.image_size}\u00a0px for ${plural(run.epochs, "epoch")}`;
+  const lead = el("p.lead", ...what, size, run.seconds && ` in ${duration(run.seconds)}`, ", without labels.");
   const largest = sortedClusters("size", range(clusters.length)).slice(0, 24);
   const items = largest.filter((index) => clusters[index].central.length).map((index) => {
     const title = clusterTitle(index);
@@ -35,9 +27,7 @@ function mapPanel() {
   const placed = (row) => Number.isFinite(images.x[row]) && Number.isFinite(images.y[row]);
   const known = range(images.id.length).filter(placed);
   if (!known.length) return null;
-  let by = "cluster";
-  let chosen = -1;
-  let palette = [];
+  let [by, chosen, palette] = ["cluster", -1, []];
   const groupOf = (i) => images[by][known[i]];
   const nGroups = () => (by === "cluster" ? clusters.length : labelNames.length);
   const plot = new PointPlot({
@@ -91,13 +81,8 @@ function mapPanel() {
   const how = contents.map_method === "umap" ? "UMAP of the embeddings." : pca;
   const part = known.length < run.n_images && ` ${count(known.length)} of the ${count(run.n_images)} images are shown.`;
   const options = [["cluster", "Cluster"], ["label", "Label"]];
-  return el(
-    "section.panel.wide",
-    el("div.panel-head", el("h2", "Map"), hasLabels && choice("Colour by", options, by, colourBy)),
-    note(how, part),
-    el("div.map", plot.canvas, tools),
-    legend,
-  );
+  const top = el("div.panel-head", el("h2", "Map"), hasLabels && choice("Colour by", options, by, colourBy));
+  return el("section.panel.wide", top, note(how, part), el("div.map", plot.canvas, tools), legend);
 }
 
 /** Size against concentration, one dot per cluster. */
@@ -155,15 +140,9 @@ function trainingPanel() {
   if (found.length > 1 || rounds.length) {
     const points = found.length ? found : rounds.map(([epoch, , after]) => [epoch, after]);
     const merged = ([epoch, before, after]) => [epoch, after, `merged ${count(before)} \u2192 ${count(after)}`];
-    charts.push(
-      lineChart({
-        title: "Clusters",
-        lines: [{ name: "clusters", points, step: true }],
-        marks: rounds.map(merged),
-        height: 220,
-        words: `${plural(rounds.length, "round")} of merging.`,
-      }),
-    );
+    const [lines, marks] = [[{ name: "clusters", points, step: true }], rounds.map(merged)];
+    const spoken = `${plural(rounds.length, "round")} of merging.`;
+    charts.push(lineChart({ title: "Clusters", lines, marks, height: 220, words: spoken }));
   }
   charts.push(sizesPanel());
   const losses = Object.entries(curves).filter(([name]) => /loss/.test(name));
@@ -231,26 +210,21 @@ function figureBlocks(columns) {
     const all = columns.flatMap(({ figures }) => own(figures));
     const names = [...new Set(all.map((item) => item.name))];
     const notes = [...new Set(all.map((item) => item.note).filter(Boolean))];
-    return el(
-      `section.figures ${names.some((name) => name.includes(": ")) ? "wide" : ""}`,
-      el("h3", words(protocol)),
-      figureTable(names, runs, `Evaluation: ${words(protocol)}`),
-      notes.length > 0 &&
-        el("details", el("summary", "How this is measured"), ...notes.map((text) => note(...withCode(text)))),
-    );
+    const wide = names.some((name) => name.includes(": ")) ? "wide" : "";
+    const table = figureTable(names, runs, `Evaluation: ${words(protocol)}`);
+    const how = [el("summary", "How this is measured"), ...notes.map((text) => note(...withCode(text)))];
+    return el(`section.figures ${wide}`, el("h3", words(protocol)), table, notes.length > 0 && el("details", ...how));
   });
   return el("div.figure-blocks", ...blocks);
 }
 
 function settingsPanel() {
-  const groups = new Map();
-  for (const [group, name, value] of run.settings) {
-    if (!groups.has(group)) groups.set(group, []);
-    groups.get(group).push(fact(words(name), named(value)));
-  }
-  const blocks = [...groups].map(([group, facts]) =>
-    el("div.settings-group", el("h3", words(group) || "general"), el("dl.settings", ...facts)),
-  );
+  const groups = [...new Set(run.settings.map(([group]) => group))];
+  const blocks = groups.map((group) => {
+    const own = run.settings.filter(([other]) => other === group);
+    const facts = own.map(([, name, value]) => fact(words(name), named(value)));
+    return el("div.settings-group", el("h3", words(group) || "general"), el("dl.settings", ...facts));
+  });
   const when = visible(contents.made).replace("T", " ").slice(0, 16);
   return el(
     "section.panel.wide",

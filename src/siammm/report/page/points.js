@@ -27,10 +27,7 @@ class PointPlot {
    * can be enlarged.
    */
   constructor({ label, ...options }) {
-    Object.assign(this, { dim: null, zooms: true, ...options });
-    this.zoom = 1;
-    this.centre = [0.5, 0.5];
-    this.current = -1;
+    Object.assign(this, { dim: null, zooms: true, zoom: 1, centre: [0.5, 0.5], current: -1, ...options });
     const role = { role: "application", "aria-roledescription": "map of points" };
     this.canvas = el("canvas.points", { tabindex: "0", ...role, "aria-label": label });
     this.index();
@@ -86,10 +83,8 @@ class PointPlot {
     const reach = Math.ceil(radius + 0.5);
     const edge = (radius + 0.5) ** 2;
     const { sx, sy, ox, oy } = this.frame();
-    const n = this.xs.length;
-    const passes = this.dim ? [true, false] : [false];
-    for (const faint of passes) {
-      for (let i = 0; i < n; i++) {
+    for (const faint of this.dim ? [true, false] : [false]) {
+      for (let i = 0; i < this.xs.length; i++) {
         if (this.dim && this.dim(i) !== faint) continue;
         const px = (ox + (this.xs[i] - this.centre[0]) * sx) * ratio;
         const py = (oy - (this.ys[i] - this.centre[1]) * sy) * ratio;
@@ -188,11 +183,8 @@ class PointPlot {
 
   /** Arrow keys go to the nearest point in their direction. */
   step(dx, dy) {
-    if (this.current < 0) {
-      const { ox, oy } = this.frame();
-      this.pick(this.nearest(ox, oy, 2000), true);
-      return;
-    }
+    const { ox, oy } = this.frame();
+    if (this.current < 0) return this.pick(this.nearest(ox, oy, 2000), true);
     const [x0, y0] = this.toPixel(this.current);
     let [best, least] = [-1, Infinity];
     for (let i = 0; i < this.xs.length; i++) {
@@ -219,10 +211,7 @@ class PointPlot {
     });
     canvas.addEventListener("pointermove", (event) => {
       const [x, y] = at(event);
-      if (!fingers.has(event.pointerId)) {
-        this.pick(this.nearest(x, y));
-        return;
-      }
+      if (!fingers.has(event.pointerId)) return this.pick(this.nearest(x, y));
       const [px, py] = fingers.get(event.pointerId);
       fingers.set(event.pointerId, [x, y]);
       moved += Math.abs(x - px) + Math.abs(y - py);
@@ -247,8 +236,7 @@ class PointPlot {
         this.pick(i);
       } else if (i >= 0) this.onOpen(i);
     };
-    canvas.addEventListener("pointerup", lift);
-    canvas.addEventListener("pointercancel", lift);
+    for (const kind of ["pointerup", "pointercancel"]) canvas.addEventListener(kind, lift);
     canvas.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && this.pick(-1));
     canvas.addEventListener("blur", () => this.pick(-1));
     if (this.zooms) {

@@ -21,10 +21,8 @@ function show() {
       sections.get(section).update = sections.get(section).build(element);
     }
     shownSections.get(section).hidden = false;
-    for (const link of document.querySelectorAll("#nav a")) {
-      if (link.dataset.section === section) link.setAttribute("aria-current", "page");
-      else link.removeAttribute("aria-current");
-    }
+    document.querySelector("#nav a[aria-current]")?.removeAttribute("aria-current");
+    document.querySelector(`#nav a[data-section="${section}"]`).setAttribute("aria-current", "page");
     scrollTo({ top: scrolled.get(section) ?? 0, behavior: "instant" });
     if (moved && !params.has("cluster")) announce(sections.get(section).title);
   }
@@ -56,7 +54,7 @@ function makeTheme() {
     control.replaceChildren(icon(isDark() ? SUN : MOON), span("nav-text", text));
     control.setAttribute("aria-label", `Switch to the ${text.toLowerCase()} theme`);
   };
-  const saved = readTheme();
+  const saved = stored((storage) => storage.getItem("siammm-theme"));
   if (saved) setTheme(saved);
   themeWatchers.add(name);
   control.addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));

@@ -3,18 +3,11 @@
 
 /** An answer of the server, or an error whose message is a sentence to show. */
 async function ask(path, options = {}) {
-  let answer;
-  try {
-    answer = await fetch(path, { ...options, credentials: "same-origin" });
-  } catch {
-    throw new Error("The server does not answer: is siammm explore still running?");
-  }
-  let body;
-  try {
-    body = await answer.json();
-  } catch {
-    throw new Error(`The server answered ${answer.status} without JSON.`);
-  }
+  const fail = (sentence) => () => Promise.reject(new Error(sentence));
+  const answer = await fetch(path, { ...options, credentials: "same-origin" }).catch(
+    fail("The server does not answer: is siammm explore still running?"),
+  );
+  const body = await answer.json().catch(fail(`The server answered ${answer.status} without JSON.`));
   if (!answer.ok || body.error) throw new Error(visible(body.error ?? `The server answered ${answer.status}.`));
   return body;
 }
@@ -23,15 +16,10 @@ async function ask(path, options = {}) {
 function remoteThumb(item) {
   const label = hasLabels && item.label >= 0 ? `, ${labelName(item.label)}` : "";
   const spoken = visible(`${item.id}${label}, cluster ${item.cluster}, similarity ${figure(item.similarity)}`);
-  const picture = el(`img.thumbnail ${PIXELATED ? "pixelated" : ""}`, {
-    src: `thumbnail/${Number(item.position)}`,
-    alt: "",
-    loading: "lazy",
-    decoding: "async",
-    width: thumbs.width,
-    height: thumbs.height,
-    on: { error: () => picture.classList.add("missing") },
-  });
+  const { width, height } = thumbs;
+  const on = { error: () => picture.classList.add("missing") };
+  const source = { src: `thumbnail/${Number(item.position)}`, alt: "", loading: "lazy", decoding: "async" };
+  const picture = el(`img.thumbnail ${PIXELATED ? "pixelated" : ""}`, { ...source, width, height, on });
   return button(picture, () => openCluster(item.cluster), { class: "thumb", "aria-label": spoken, title: spoken });
 }
 
@@ -40,14 +28,9 @@ function remoteGrid(items, label) {
 }
 
 function likelyCluster([index, probability]) {
-  const line = cardLine(index, span("number", percent(probability, 1)));
-  return el("li", clusterLink(
-    "likely",
-    index,
-    { "aria-label": `${clusterTitle(index)}: probability ${figure(probability)}` },
-    stripMosaic(clusters[index].central, 176),
-    span("likely-text", line, meter(probability)),
-  ));
+  const text = span("likely-text", cardLine(index, span("number", percent(probability, 1))), meter(probability));
+  const attributes = { "aria-label": `${clusterTitle(index)}: probability ${figure(probability)}` };
+  return el("li", clusterLink("likely", index, attributes, stripMosaic(clusters[index].central, 176), text));
 }
 
 /** What the run says of a picture that was searched for. */
@@ -56,46 +39,32 @@ function searchResult(found, picture, url) {
   const pixelated = () => own.classList.toggle("pixelated", Math.max(own.naturalWidth, own.naturalHeight) <= 40);
   own.addEventListener("load", pixelated);
   const [index, probability] = found.clusters[0] ?? [DASH, NaN];
-  const facts = el(
-    "dl.facts",
-    fact("Cluster", index),
-    fact("Probability", percent(probability, 1)),
-    fact("Outlier score", figure(found.outlier_score)),
-  );
+  const facts = [fact("Cluster", index), fact("Probability", percent(probability, 1))];
+  facts.push(fact("Outlier score", figure(found.outlier_score)));
+  const likely = [el("h2", "Likely clusters"), el("ul.likelies", ...found.clusters.slice(0, 5).map(likelyCluster))];
+  const alike = [el("h2", "Most similar images"), remoteGrid(found.neighbours, "Most similar images")];
   return [
-    el("div.query-side", own, named(picture.name ?? "", "suspect-name"), facts),
-    el(
-      "div.query-main",
-      el("h2", "Likely clusters"),
-      el("ul.likelies", ...found.clusters.slice(0, 5).map(likelyCluster)),
-      el("h2", "Most similar images"),
-      remoteGrid(found.neighbours, "Most similar images"),
-    ),
+    el("div.query-side", own, named(picture.name ?? "", "suspect-name"), el("dl.facts", ...facts)),
+    el("div.query-main", ...likely, ...alike),
   ];
 }
 
-function addSearch() {
+if (live) {
   sections.set("search", {
     title: "Search",
     icon: "M10 3a7 7 0 0 1 5.6 11.2l5.6 5.6-1.4 1.4-5.6-5.6A7 7 0 1 1 10 3zm0 2a5 5 0 1 0 0 10 5 5 0 0 0 0-10z",
     build(root) {
       const file = el("input.unseen", { type: "file", accept: "image/*", id: "picture" });
-      const zone = el(
-        "label.drop",
-        { for: "picture" },
-        span("drop-title", "Drop a picture here, or choose one"),
-        span("note", "It stays on this machine."),
-      );
+      const title = span("drop-title", "Drop a picture here, or choose one");
+      const zone = el("label.drop", { for: "picture" }, title, span("note", "It stays on this machine."));
       const [status, total] = [note({ role: "status" }), note({ role: "status" })];
       const [result, names] = [el("div.search-result"), el("div.found")];
-      let url = null;
-      let [looks, turn] = [0, 0]; // of several questions only the answer to the last is shown
+      const clear = () => [status, total, result, names].forEach((element) => element.replaceChildren());
+      let [url, looks, turn] = [null, 0, 0]; // of several questions only the answer to the last is shown
       const look = async (picture) => {
         const mine = ++looks;
+        clear();
         status.textContent = "Searching \u2026";
-        result.replaceChildren();
-        names.replaceChildren();
-        total.textContent = "";
         try {
           const token = document.querySelector('meta[name="token"]')?.content ?? "";
           const headers = { "content-type": "application/octet-stream", "x-siammm-token": token };
@@ -115,16 +84,11 @@ function addSearch() {
       const query = searchBox("Part of a file name", 150, async () => {
         const mine = ++turn;
         const text = query.value.trim();
-        if (!text) {
-          total.textContent = "";
-          names.replaceChildren();
-          return;
-        }
+        if (!text) return [total, names].forEach((element) => element.replaceChildren());
         try {
           const found = await ask(`find?query=${encodeURIComponent(text)}&limit=60`);
           if (mine !== turn) return;
-          result.replaceChildren();
-          status.textContent = "";
+          clear();
           const some = `${count(found.images.length)} of ${count(found.total)}`;
           total.textContent = found.total > found.images.length ? some : plural(found.total, "image");
           names.replaceChildren(remoteGrid(found.images, "Images found"));
@@ -132,23 +96,13 @@ function addSearch() {
           if (mine === turn) total.textContent = error.message;
         }
       });
-      const byName = el("div.controls", field("File name", query, "grow"));
-      root.append(
-        head("Search"),
-        el(
-          "div.search-top",
-          el("section", el("h2", "By picture"), file, zone, status),
-          el("section", el("h2", "By name"), byName, total),
-        ),
-        result,
-        names,
-      );
+      const byPicture = el("section", el("h2", "By picture"), file, zone, status);
+      const controls = el("div.controls", field("File name", query, "grow"));
+      const byName = el("section", el("h2", "By name"), controls, total);
+      root.append(head("Search"), el("div.search-top", byPicture, byName), result, names);
     },
   });
-}
-
-/** A picture may be dropped anywhere, even before the section was shown: else the browser would leave the page. */
-function watchDrops() {
+  // A picture may be dropped anywhere, even before the section was shown: else the browser would leave the page.
   const search = sections.get("search");
   addEventListener("dragover", (event) => {
     if (![...(event.dataTransfer?.types ?? [])].includes("Files")) return;
@@ -164,9 +118,4 @@ function watchDrops() {
     if (where().section !== "search" || where().params.has("cluster")) go("#/search");
     search.look(picture);
   });
-}
-
-if (live) {
-  addSearch();
-  watchDrops();
 }

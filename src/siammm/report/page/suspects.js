@@ -11,12 +11,9 @@ function csvField(value) {
 function suspectsCsv(list) {
   const witnesses = [...new Set(contents.suspects.flatMap((suspect) => suspect.evidence.map(([name]) => name)))];
   const lines = [["rank", "image", "given_label", "proposed_label", "score", "cluster", ...witnesses]];
-  for (const suspect of list) {
-    const evidence = new Map(suspect.evidence);
-    const { image, rank, score } = suspect;
-    const labels = [labelName(suspect.given), labelName(suspect.proposed)];
-    const said = witnesses.map((name) => evidence.get(name) ?? "");
-    lines.push([rank, images.id[image], ...labels, score, images.cluster[image], ...said]);
+  for (const { image, rank, score, given, proposed, evidence } of list) {
+    const said = witnesses.map((name) => new Map(evidence).get(name) ?? "");
+    lines.push([rank, images.id[image], labelName(given), labelName(proposed), score, images.cluster[image], ...said]);
   }
   const text = lines.map((line) => line.map(csvField).join(",")).join("\r\n") + "\r\n";
   // Excel needs a byte order mark to read UTF-8; plain ASCII needs none, and other readers are better off without.
@@ -40,12 +37,9 @@ sections.set("suspects", {
     const list = contents.suspects;
     if (!list?.length) {
       let text = "These images have no labels. With labels, `siammm audit RUN` finds those that look wrong.";
+      const later = "The labels were not audited yet. Run `siammm audit RUN`, then make the report again.";
       if (list) text = "The audit found no label that looks wrong.";
-      else if (hasLabels) {
-        text =
-          contents.notes.find((one) => one.includes("siammm audit")) ??
-          "The labels were not audited yet. Run `siammm audit RUN`, then make the report again.";
-      }
+      else if (hasLabels) text = contents.notes.find((one) => one.includes("siammm audit")) ?? later;
       root.append(head("Suspect labels"), el("p.empty", ...withCode(text)));
       return undefined;
     }
@@ -75,12 +69,9 @@ sections.set("suspects", {
     const card = (i) => {
       const { image, evidence, score, ...suspect } = list[i];
       const [given, proposed] = [labelName(suspect.given), labelName(suspect.proposed)];
-      const box = el("input", {
-        type: "checkbox",
-        "data-focus": true,
-        checked: chosen.has(i),
-        "aria-label": visible(`${images.id[image]}: ${given}, more likely ${proposed}`),
-      });
+      const label = visible(`${images.id[image]}: ${given}, more likely ${proposed}`);
+      const attributes = { type: "checkbox", "data-focus": true, checked: chosen.has(i), "aria-label": label };
+      const box = el("input", attributes);
       box.addEventListener("change", () => {
         chosen[box.checked ? "add" : "delete"](i);
         item.classList.toggle("chosen", box.checked);
@@ -89,47 +80,32 @@ sections.set("suspects", {
       const witness = ([name, value]) =>
         span("witness", span("witness-name", words(name)), meter(value), span("number", figure(value, 2)));
       const arrow = el("span.arrow", { "aria-hidden": "true" }, "\u2192");
+      const name = named(images.id[image], "suspect-name");
+      const change = span("change", named(given, "given"), arrow, named(proposed, "proposed"));
       const item = el(
         `label.suspect ${chosen.has(i) ? "chosen" : ""}`,
         box,
         el("span.suspect-image", { "data-image": image }, thumbnailCanvas(image)),
-        span(
-          "suspect-text",
-          span("change", named(given, "given"), arrow, named(proposed, "proposed")),
-          named(images.id[image], "suspect-name"),
-          span("evidence", ...evidence.map(witness)),
-        ),
+        span("suspect-text", change, name, span("evidence", ...evidence.map(witness))),
         el("span.score", { title: "How likely the label is wrong" }, percent(score)),
       );
       return item;
     };
-    const grid = new VirtualGrid({
-      label: "Suspect labels",
-      minWidth: 340,
-      maxColumns: 3,
-      gap: 16,
-      rowHeight: () => Math.max(112, 76 + 20 * witnesses),
-      make: card,
-    });
+    const rowHeight = () => Math.max(112, 76 + 20 * witnesses);
+    const size = { minWidth: 340, maxColumns: 3, gap: 16, rowHeight };
+    const grid = new VirtualGrid({ label: "Suspect labels", ...size, make: card });
     every.addEventListener("change", () => {
       for (const i of shown) chosen[every.checked ? "add" : "delete"](i);
       grid.rebuild();
       refresh();
     });
-    root.append(
-      head("Suspect labels", total),
-      note(
-        "Most suspect first. Each bar is the probability that one method of the audit gives the label: ",
-        "the shorter the bar, the more it disagrees.",
-      ),
-      el(
-        "div.controls",
-        field("Given label", filter, "grow"),
-        el("label.check", every, el("span", "Select all shown")),
-        save,
-      ),
-      grid.element,
+    const lead = note(
+      "Most suspect first. Each bar is the probability that one method of the audit gives the label: ",
+      "the shorter the bar, the more it disagrees.",
     );
+    const all = el("label.check", every, el("span", "Select all shown"));
+    const controls = el("div.controls", field("Given label", filter, "grow"), all, save);
+    root.append(head("Suspect labels", total), lead, controls, grid.element);
     let last = null;
     return (params) => {
       const label = params.get("label") ?? "";

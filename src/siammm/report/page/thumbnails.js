@@ -30,8 +30,7 @@ async function sheetAddress(number) {
 }
 
 async function decodeSheet(number) {
-  const image = new Image();
-  image.src = await sheetAddress(number);
+  const image = Object.assign(new Image(), { src: await sheetAddress(number) });
   await image.decode();
   return createImageBitmap(image);
 }
@@ -97,10 +96,7 @@ const painterWatch = new IntersectionObserver(
 );
 
 function paintWhenSeen(canvas, thumbnails, boxes) {
-  if (thumbnails.every((number) => number < 0)) {
-    canvas.classList.add("missing");
-    return;
-  }
+  if (thumbnails.every((number) => number < 0)) return canvas.classList.add("missing");
   painters.set(canvas, () => {
     const later = drawThumbnails(canvas.getContext("2d"), thumbnails, boxes);
     if (later === null) canvas.dataset.painted = "";
@@ -124,36 +120,28 @@ function mosaic(rows, cells, columns, lines, width) {
   const gap = Math.round(2 * scale);
   const cell = Math.max(4, Math.floor((width * scale - gap * (columns - 1)) / columns));
   const tall = Math.max(4, Math.round((cell * thumbs.height) / thumbs.width));
-  const canvas = el("canvas.mosaic", {
-    width: cell * columns + gap * (columns - 1),
-    height: tall * lines + gap * (lines - 1),
-    "aria-hidden": "true",
-  });
   const [right, down] = [cell + gap, tall + gap];
+  const size = { width: columns * right - gap, height: lines * down - gap };
+  const canvas = el("canvas.mosaic", { ...size, "aria-hidden": "true" });
   const boxes = cells.map(([x, y, w, h]) => [x * right, y * down, w * right - gap, h * down - gap]);
   paintWhenSeen(canvas, rows.slice(0, cells.length).map((row) => images.thumbnail[row]), boxes);
   return canvas;
 }
 
 /** The most central image large, eight more beside and below it. */
-const HERO_CELLS = [
-  [0, 0, 2, 2],
-  ...[[2, 0], [3, 0], [2, 1], [3, 1], [0, 2], [1, 2], [2, 2], [3, 2]].map(([x, y]) => [x, y, 1, 1]),
-];
-
+const SMALL_CELLS = [[2, 0], [3, 0], [2, 1], [3, 1], [0, 2], [1, 2], [2, 2], [3, 2]].map(([x, y]) => [x, y, 1, 1]);
+const HERO_CELLS = [[0, 0, 2, 2], ...SMALL_CELLS];
 const heroMosaic = (rows, width) => mosaic(rows, HERO_CELLS, 4, 3, width);
 const stripMosaic = (rows, width) => mosaic(rows, range(4).map((i) => [i, 0, 1, 1]), 4, 1, width);
+const stripHeight = (width) => ((width - 6) / 4) * (thumbs.height / thumbs.width);
 
 // -------------------------------------------------------------------------------------------------- what an image is
 
 function imageFacts(row) {
-  return el(
-    "dl",
-    images.cluster[row] >= 0 && fact("Cluster", images.cluster[row]),
-    hasLabels && fact("Label", named(labelName(images.label[row]))),
-    fact("Probability", figure(images.probability[row])),
-    fact("Outlier score", figure(images.outlier_score[row])),
-  );
+  const [cluster, label] = [images.cluster[row], hasLabels && fact("Label", named(labelName(images.label[row])))];
+  const scores = [fact("Probability", figure(images.probability[row]))];
+  scores.push(fact("Outlier score", figure(images.outlier_score[row])));
+  return el("dl", cluster >= 0 && fact("Cluster", cluster), label, ...scores);
 }
 
 function imageWords(row) {
@@ -181,17 +169,15 @@ function hideTip() {
 }
 
 function watchTips() {
+  const imageOf = (event) => event.target.closest?.("[data-image]");
   const enter = (event) => {
-    const element = event.target.closest?.("[data-image]");
+    const element = imageOf(event);
     if (element) showTip(Number(element.dataset.image), element.getBoundingClientRect());
   };
   // A finger leaves as soon as it is lifted: what it showed stays until the next touch or scroll.
-  const leave = (event) => {
-    if (event.pointerType !== "touch" && event.target.closest?.("[data-image]")) hideTip();
-  };
-  document.addEventListener("pointerdown", (event) => {
-    if (event.pointerType === "touch" && !event.target.closest?.("[data-image]")) hideTip();
-  });
+  const leave = (event) => event.pointerType !== "touch" && imageOf(event) && hideTip();
+  const touch = (event) => event.pointerType === "touch" && !imageOf(event) && hideTip();
+  document.addEventListener("pointerdown", touch);
   document.addEventListener("pointerover", enter);
   document.addEventListener("pointerout", leave);
   document.addEventListener("focusin", (event) => event.target.matches(":focus-visible") && enter(event));

@@ -12,38 +12,23 @@ class TreeShape {
     this.height = (node) => (node < n ? 0 : height[node - n]);
     this.parent = new Int32Array(n + left.length).fill(-1);
     for (const children of [left, right]) children.forEach((child, i) => (this.parent[child] = n + i));
-    // Larger branches to the left; an explicit stack, as trees can be deep.
+    const leaves = new Int32Array(n + left.length).fill(1); // below each node; a join comes after what it joins
+    left.forEach((child, i) => (leaves[n + i] = leaves[child] + leaves[right[i]]));
     this.from = new Int32Array(n + left.length);
-    this.to = new Int32Array(n + left.length);
-    let seen = 0; // leaves so far
-    const stack = [[this.root, false]];
-    while (stack.length) {
-      const [node, done] = stack.pop();
-      if (done) {
-        this.to[node] = seen;
-        continue;
-      }
-      this.from[node] = seen;
-      if (node < n) this.to[node] = ++seen;
-      else {
-        const [a, b] = [this.left(node), this.right(node)];
-        const [first, second] = size[a] >= size[b] ? [a, b] : [b, a];
-        stack.push([node, true], [second, false], [first, false]);
-      }
+    for (let node = this.root; node >= n; node--) {
+      const [a, b] = [this.left(node), this.right(node)];
+      const [first, second] = size[a] >= size[b] ? [a, b] : [b, a]; // larger branches to the left
+      this.from[first] = this.from[node];
+      this.from[second] = this.from[node] + leaves[first];
     }
+    this.to = this.from.map((at, node) => at + leaves[node]);
   }
 
   /** The groups that K makes: undoing the last K - 1 joins leaves the nodes below them. */
   cut(k) {
     const limit = this.root - (k - 1); // nodes above this one are undone
-    const groups = [];
-    const stack = [this.root];
-    while (stack.length) {
-      const node = stack.pop();
-      if (node <= limit) groups.push(node);
-      else stack.push(...this.children(node).reverse());
-    }
-    return groups;
+    const isGroup = (node) => node === this.root || this.parent[node] > limit;
+    return range(limit + 1).filter(isGroup).sort((a, b) => this.from[a] - this.from[b]);
   }
 
   /** The two branches of a node, the larger one first. */
@@ -60,25 +45,19 @@ class TreeShape {
 class Dendrogram {
   constructor(shape, { onOpen, onHover }) {
     Object.assign(this, { shape, onOpen, onHover });
-    this.canvas = el("canvas.dendrogram", {
-      tabindex: "0",
-      role: "application",
-      "aria-roledescription": "tree",
-      "aria-label":
-        "Merge tree. Up goes to the join above, down to the larger branch, left and right to the other branch; " +
-        "Enter enlarges it.",
-    });
-    this.top = shape.root;
-    this.k = 1;
-    this.current = -1;
+    const label =
+      "Merge tree. Up goes to the join above, down to the larger branch, left and right to the other branch; " +
+      "Enter enlarges it.";
+    const role = { role: "application", "aria-roledescription": "tree" };
+    this.canvas = el("canvas.dendrogram", { tabindex: "0", ...role, "aria-label": label });
+    Object.assign(this, { top: shape.root, k: 1, current: -1 });
     new ResizeObserver(() => this.draw()).observe(this.canvas);
     themeWatchers.add(() => this.draw());
     this.listen();
   }
 
   show(top, k, groups) {
-    Object.assign(this, { top, k, groups });
-    this.current = -1;
+    Object.assign(this, { top, k, groups, current: -1 });
     this.draw();
   }
 
@@ -105,10 +84,9 @@ class Dendrogram {
   /** How large the examples under the groups can be, if at all. */
   thumbSize(width) {
     const { shape, top, groups } = this;
-    const inside = (groups ?? []).filter((node) => shape.within(node, top));
-    if (!inside.length) return 0;
+    const inside = groups.filter((node) => shape.within(node, top));
     const wide = width - 28;
-    if (wide / inside.length < 22) return 0;
+    if (!inside.length || wide / inside.length < 22) return 0;
     const n = shape.to[top] - shape.from[top];
     const middles = inside.map((node) => ((shape.from[node] + shape.to[node]) / 2) * (wide / n)).sort((a, b) => a - b);
     const least = Math.min(...middles.map((at, i) => (i ? at - middles[i - 1] : Infinity)));
@@ -197,8 +175,7 @@ class Dendrogram {
       const boxes = kept.map((node) => [x(node) - view.under / 2, height - view.under - 6, view.under, tall]);
       const token = (this.token = {});
       const numbers = kept.map((node) => images.thumbnail[tree.examples[node]?.[0]] ?? -1);
-      const later = drawThumbnails(context, numbers, boxes);
-      later?.then(() => this.token === token && this.draw());
+      drawThumbnails(context, numbers, boxes)?.then(() => this.token === token && this.draw());
     }
   }
 
@@ -261,7 +238,7 @@ function nodeWords(node) {
   return visible(`${names[nodeKind(node)]}, ${plural(tree.size[node], "image")}${label}`);
 }
 
-function addTree() {
+if (tree?.left.length) {
   sections.set("tree", {
     title: "Merge tree",
     short: "Tree",
@@ -287,10 +264,8 @@ function addTree() {
       number.addEventListener("change", () => cutAt(Number(number.value)));
       number.addEventListener("input", () => number.value && number.checkValidity() && cutAt(Number(number.value)));
       const branch = (node) => address("tree", { k: state.k, node: node === shape.root ? null : node });
-      const dendrogram = new Dendrogram(shape, {
-        onOpen: (node) => go(branch(node)),
-        onHover: (node) => (under.textContent = node < 0 ? "\u00a0" : nodeWords(node)),
-      });
+      const onHover = (node) => (under.textContent = node < 0 ? "\u00a0" : nodeWords(node));
+      const dendrogram = new Dendrogram(shape, { onOpen: (node) => go(branch(node)), onHover });
       const card = (node, width) => {
         const kind = nodeKind(node);
         const at = tree.cluster[node];
@@ -303,31 +278,17 @@ function addTree() {
           span("card-facts", plural(tree.size[node], "image"), span(`badge ${kind}`, badge)),
         ];
         // A cluster, or what cannot be split further, opens as a cluster; anything else enlarges its branch.
-        const opens = at >= 0 && (kind === "cluster" || shape.isLeaf(node));
-        if (opens) return clusterLink(`card group ${kind}`, at, ...parts);
+        if (kind === "cluster" || shape.isLeaf(node)) return clusterLink(`card group ${kind}`, at, ...parts);
         parts[0].href = branch(node);
         return el(`a.card group ${kind}`, ...parts);
       };
-      const grid = new VirtualGrid({
-        label: "Groups at this cut",
-        minWidth: 216,
-        gap: 24,
-        rowHeight: (width) => ((width - 6) / 4) * (thumbs.height / thumbs.width) + 56,
-        make: card,
-      });
-      const step = (text, by, label) =>
-        button(text, () => cutAt(state.k + by), { class: "tool", "aria-label": label });
+      const rowHeight = (width) => stripHeight(width) + 56;
+      const grid = new VirtualGrid({ label: "Groups at this cut", minWidth: 216, gap: 24, rowHeight, make: card });
+      const step = (text, by, label) => button(text, () => cutAt(state.k + by), { class: "tool", "aria-label": label });
       const [fewer, more] = [step("\u2212", -1, "One group fewer"), step("+", 1, "One group more")];
-      root.append(
-        head("Merge tree"),
-        lead,
-        el("div.controls.cut", fewer, slider, more, field("K", number, "narrow"), kept),
-        hint,
-        crumbs,
-        el("div.tree-holder", dendrogram.canvas),
-        under,
-        grid.element,
-      );
+      const controls = el("div.controls.cut", fewer, slider, more, field("K", number, "narrow"), kept);
+      const holder = el("div.tree-holder", dendrogram.canvas);
+      root.append(head("Merge tree"), lead, controls, hint, crumbs, holder, under, grid.element);
       const draw = (next) => {
         state = next;
         const { k, node } = state;
@@ -353,28 +314,21 @@ function addTree() {
         for (let at = node; at >= 0; at = shape.parent[at]) path.unshift(at);
         crumbs.hidden = all;
         const parts = path.length > 4 ? [path[0], -1, ...path.slice(-3)] : path;
-        crumbs.replaceChildren(
-          ...parts.flatMap((at, i) => {
-            const text = at === shape.root ? "All images" : at < 0 ? "\u2026" : plural(tree.size[at], "image");
-            const here = at < 0 || at === node;
-            const part = here
-              ? el("span", { "aria-current": at === node && "true" }, text)
-              : el("a", { href: branch(at) }, text);
-            return i ? [el("span.crumb-mark", { "aria-hidden": "true" }, "\u203a"), part] : [part];
-          }),
-        );
+        const crumb = (at, i) => {
+          const text = at === shape.root ? "All images" : at < 0 ? "\u2026" : plural(tree.size[at], "image");
+          const mark = i > 0 && el("span.crumb-mark", { "aria-hidden": "true" }, "\u203a");
+          if (at >= 0 && at !== node) return [mark, el("a", { href: branch(at) }, text)];
+          return [mark, el("span", { "aria-current": at === node && "true" }, text)];
+        };
+        crumbs.replaceChildren(...parts.flatMap(crumb).filter(Boolean));
       };
       return (params) => {
         const node = Number(params.get("node") ?? shape.root);
         const k = Number(params.get("k") ?? state.k ?? tree.n_clusters);
-        const next = {
-          k: clamp(Math.round(k) || tree.n_clusters, 1, most),
-          node: Number.isInteger(node) && node >= 0 && node <= shape.root ? node : shape.root,
-        };
+        const known = Number.isInteger(node) && node >= 0 && node <= shape.root;
+        const next = { k: clamp(Math.round(k) || tree.n_clusters, 1, most), node: known ? node : shape.root };
         if (next.k !== state.k || next.node !== state.node) draw(next);
       };
     },
   });
 }
-
-if (tree && tree.left.length) addTree();
