@@ -52,7 +52,9 @@ def read_figures(run: Run, given: Path | None, notes: list[str]) -> list[Figure]
             f"shown; make it again with `siammm evaluate {_command_text(run)} --overwrite`."
         )
         return []
-    figures = [
+    if evaluation.test_images.get("seen") and evaluation.test_images.get("why"):
+        notes.append(f"About the figures: {printable(evaluation.test_images['why'])}")
+    return [
         Figure(
             protocol=printable(result.protocol),
             name=printable(name),
@@ -63,9 +65,6 @@ def read_figures(run: Run, given: Path | None, notes: list[str]) -> list[Figure]
         for result in evaluation.results
         for name, figure in result.figures.items()
     ]
-    if evaluation.test_images.get("seen") and evaluation.test_images.get("why"):
-        notes.append(f"About the figures: {printable(evaluation.test_images['why'])}")
-    return figures
 
 
 def _is_of_earlier_run(subject: dict[str, Any], run: Run) -> bool:
@@ -118,20 +117,17 @@ def read_suspects(run: Run, given: Path | None, labels: Labels, rows: Rows, note
     threshold = _threshold(file.with_name(SUMMARY))
     try:
         table = pq.read_table(file)
-        table = table.filter(pc.less(table.column("probability"), threshold))  # pyright: ignore[reportAttributeAccessIssue]
-        table = table.sort_by("rank")
+        table = table.filter(pc.less(table.column("probability"), threshold)).sort_by("rank")  # pyright: ignore[reportAttributeAccessIssue]
         listed: list[dict[str, Any]] = table.slice(0, MOST_SUSPECTS).to_pylist()
         position = {name: at for at, name in enumerate(run.ids)}
-        witnesses = [
-            name
-            for name in table.column_names
-            if name not in _COLUMNS and pa.types.is_floating(table.schema.field(name).type)
-        ]
+        floating = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+        witnesses = [name for name in floating if name not in _COLUMNS]
         suspects: list[Suspect] = []
         for row in listed:
             image = position.get(printable(row["id"]))
             if image is None:
                 continue
+            said = [(name, row[name]) for name in witnesses if row[name] is not None]
             suspects.append(
                 Suspect(
                     image=rows.add(image),
@@ -139,11 +135,7 @@ def read_suspects(run: Run, given: Path | None, labels: Labels, rows: Rows, note
                     given=labels.code(row["label"]),
                     proposed=labels.code(row["suggested"]),
                     score=min(1.0, max(0.0, number(1.0 - row["probability"]))),
-                    evidence=[
-                        (printable(name), min(1.0, max(0.0, number(row[name], 4))))
-                        for name in witnesses
-                        if row[name] is not None
-                    ],
+                    evidence=[(printable(name), min(1.0, max(0.0, number(value, 4)))) for name, value in said],
                 )
             )
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:

@@ -32,11 +32,7 @@ def compare(run: Run, path: Path, notes: list[str]) -> Comparison:
         notes.append(f"The run {shown(other.name)} is of other images, so clusters cannot be matched.")
     return Comparison(
         name=other.name,
-        other=history.run_summary(
-            other,
-            data=printable(other.data),
-            image_size=other.image_size,
-        ),
+        other=history.run_summary(other, data=printable(other.data), image_size=other.image_size),
         curves=history.curves_of(other),
         n_shared=len(shared),
         scores=scores,
@@ -52,9 +48,7 @@ def _match_images(run: Run, other: Run) -> np.ndarray:
     at_N = np.array([position.get(name, -1) for name in run.ids], dtype=np.int64)
     same = run.facts.get("fingerprint") == other.facts.get("fingerprint")
     # Rows of arrays are named by their number, so the names are the same in every data set.
-    if not same and all(name.isdecimal() for name in run.ids):
-        at_N[:] = -1
-    return at_N
+    return np.full_like(at_N, -1) if not same and all(name.isdecimal() for name in run.ids) else at_N
 
 
 def _matchings(mine: np.ndarray, theirs: np.ndarray, n_mine: int, n_theirs: int) -> list[Matching]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Literal
 
 import numpy as np
@@ -77,24 +78,23 @@ class Explorer:
             raise Missing(f"There is no cluster {index}; they are 0 to {self.run.n_clusters - 1}.")
         start, stop = int(self._start_K[index]), int(self._start_K[index + 1])
         images = self._order[order][start:stop][offset : offset + limit]
-        cosine_N = self.gathered.measured.cosine_N
-        return ImagePage(total=stop - start, images=[self._neighbour(i, cosine_N[i]) for i in images.tolist()])
+        return ImagePage(total=stop - start, images=[self._neighbour(i) for i in images.tolist()])
 
     def find(self, query: str, limit: int = 60) -> ImagePage:
         """Images whose names hold a text, in any case."""
         wanted = query.casefold()
         images = [i for i, name in enumerate(self._folded) if wanted in name]
-        cosine_N = self.gathered.measured.cosine_N
-        return ImagePage(total=len(images), images=[self._neighbour(i, cosine_N[i]) for i in images[:limit]])
+        return ImagePage(total=len(images), images=[self._neighbour(i) for i in images[:limit]])
 
-    def _neighbour(self, image: int, similarity: float | np.ndarray) -> Neighbour:
+    def _neighbour(self, image: int, similarity: float | None = None) -> Neighbour:
         run = self.run
+        cosine = self.gathered.measured.cosine_N[image] if similarity is None else similarity
         return Neighbour(
             position=int(image),
             id=run.ids[image],
             cluster=int(run.cluster_N[image]),
             label=int(run.label_N[image]),
-            similarity=number(np.clip(similarity, -1.0, 1.0), 4),
+            similarity=number(np.clip(cosine, -1.0, 1.0), 4),
         )
 
     # -- pictures -----------------------------------------------------------------------------------------------------
@@ -152,13 +152,9 @@ class Explorer:
 
     def _embedded(self, pixels: np.ndarray) -> Tensor:
         """A picture as the run's own images were shown to its encoder."""
-        loader = open_loader(
-            open_source(pixels[None]), (self.run.view, self.run.view), self.run.device, seed=0, workers=0, limit=0.0
-        )
-        try:
+        views, source = (self.run.view, self.run.view), open_source(pixels[None])
+        with closing(open_loader(source, views, self.run.device, seed=0, workers=0, limit=0.0)) as loader:
             return encode(self.run.network, loader, "embeddings")
-        finally:
-            loader.close()
 
     @torch.no_grad()
     def _most_similar(self, embedding_D: Tensor) -> tuple[list[int], list[float]]:
@@ -185,6 +181,5 @@ def _kept(embedding_ND: np.ndarray, device: torch.device) -> Tensor | None:
     """The embeddings as they are multiplied, where they fit into memory."""
     if embedding_ND.size > _KEPT_NUMBERS:
         return None
-    if device.type == "cuda":
-        return torch.from_numpy(np.array(embedding_ND, dtype=np.float16)).to(device)
-    return torch.from_numpy(np.array(embedding_ND, dtype=np.float32)).to(device)
+    dtype = np.float16 if device.type == "cuda" else np.float32
+    return torch.from_numpy(np.array(embedding_ND, dtype=dtype)).to(device)

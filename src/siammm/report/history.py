@@ -40,11 +40,8 @@ def run_summary(run: Run, *, data: str, image_size: int) -> schema.Run:
 
 def _settings(plain: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Group, name and value of each setting, as text."""
-    rows: list[tuple[str, str, str]] = []
-    for name, value in plain.items():
-        group, settings = (name, value) if isinstance(value, Mapping) else ("", {name: value})
-        rows += [(group, inner, _setting_text(given)) for inner, given in settings.items()]
-    return rows
+    groups = [(name, value) if isinstance(value, Mapping) else ("", {name: value}) for name, value in plain.items()]
+    return [(group, name, _setting_text(value)) for group, settings in groups for name, value in settings.items()]
 
 
 def _setting_text(value: Any) -> str:

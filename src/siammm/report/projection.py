@@ -55,8 +55,8 @@ def principal_plane(embedding_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray, f
     axis_D2[:, : min(2, d)] = axis_DD[:, ::-1][:, :2]
     sign_2 = np.sign(axis_D2[np.abs(axis_D2).argmax(axis=0), [0, 1]])
     total = float(variance_D.sum())
-    share = float(variance_D[::-1][:2].sum()) / total if total > 0 else 1.0
-    return mean_D, axis_D2 * np.where(sign_2 == 0, 1.0, sign_2), min(1.0, share)
+    share = min(1.0, float(variance_D[-2:].sum()) / total) if total > 0 else 1.0
+    return mean_D, axis_D2 * np.where(sign_2 == 0, 1.0, sign_2), share
 
 
 def _scaled(place_M2: np.ndarray) -> np.ndarray:

@@ -43,8 +43,7 @@ def render(contents: Contents, sheets: Sequence[bytes] = (), *, token: str = "")
 
 def as_json(contents: object) -> str:
     """JSON that can stand in an element of a page: ASCII, without any character that markup is made of."""
-    text = json.dumps(contents, allow_nan=False, separators=(",", ":"))
-    return text.translate(_ESCAPES)
+    return json.dumps(contents, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
 
 
 @functools.cache

@@ -23,11 +23,9 @@ class Run(TypedDict):
     backbone: str
     method: str
     epochs: int
-    seconds: float | None
-    """Of training, where the run recorded it."""
+    seconds: float | None  # of training, where the run recorded it
     random_state: int
-    settings: list[tuple[str, str, str]]
-    """Group, name and value of every setting."""
+    settings: list[tuple[str, str, str]]  # group, name and value of every setting
 
 
 class Cluster(TypedDict):
@@ -36,30 +34,19 @@ class Cluster(TypedDict):
     size: int
     weight: float
     concentration: float
-    cohesion: float
-    """Mean cosine of its images with its mean direction."""
-    label: int
-    """The label that most of its images have."""
-    purity: float | None
-    """The share of its labelled images that have it."""
-    label_counts: list[tuple[int, int]]
-    """Labels and how many of its images have each, most frequent first."""
+    cohesion: float  # mean cosine of its images with its mean direction
+    label: int  # the label that most of its images have
+    purity: float | None  # the share of its labelled images that have it
+    label_counts: list[tuple[int, int]]  # labels and how many of its images have each, most frequent first
     central: list[int]
-    boundary: list[int]
-    """Those that could almost as well be in another cluster."""
-    outliers: list[int]
-    """Those that fit none."""
-    sample: list[int]
-    """Any of its images, drawn at random."""
-    by_label: list[tuple[int, list[int]]]
-    """A label and some of its images here: the rows of the view by true label."""
-    nearest: list[tuple[int, float]]
-    """Other clusters and the cosine of their mean directions, nearest first."""
-    n_merged: int
-    """How many of the components at the start of training became this one."""
+    boundary: list[int]  # those that could almost as well be in another cluster
+    outliers: list[int]  # those that fit none
+    sample: list[int]  # any of its images, drawn at random
+    by_label: list[tuple[int, list[int]]]  # a label and some of its images here: the rows of the view by true label
+    nearest: list[tuple[int, float]]  # other clusters and the cosine of their mean directions, nearest first
+    n_merged: int  # how many of the components at the start of training became this one
+    # epoch of training and starting components on either side of each merge that made it, the latest first
     merges: list[tuple[int, int, int]]
-    """Epoch of training, and the numbers of starting components on either side, of each merge that made it; the latest
-    first."""
 
 
 class Images(TypedDict):
@@ -70,18 +57,15 @@ class Images(TypedDict):
     probability: list[float]
     outlier_score: list[float]
     label: list[int]
-    x: list[float]
-    """Place on the map, 0 to 1."""
+    x: list[float]  # place on the map, 0 to 1
     y: list[float]
-    thumbnail: list[int]
-    """Number of its thumbnail, counted through all sheets; -1 where it could not be made."""
+    thumbnail: list[int]  # number of its thumbnail, counted through all sheets; -1 where it could not be made
 
 
 class Sheet(TypedDict):
     """A picture of many thumbnails, row by row."""
 
-    url: str | None
-    """Where it is, relative to the page; None if the page holds it, in the element ``sheet-<number>``."""
+    url: str | None  # where it is, relative to the page; None if the page holds it, in the element ``sheet-<number>``
     n_thumbnails: int
 
 
@@ -108,16 +92,12 @@ class Tree(TypedDict):
     n_clusters: int
     left: list[int]
     right: list[int]
-    height: list[float]
-    """Of each join; they never fall."""
-    size: list[int]
-    """Images of each node, leaves first."""
-    cluster: list[int]
-    """The found cluster that a node is part of; -1 for a node that joins several."""
+    height: list[float]  # of each join; they never fall
+    size: list[int]  # images of each node, leaves first
+    cluster: list[int]  # the found cluster that a node is part of; -1 for a node that joins several
     label: list[int]
     purity: list[float | None]
-    examples: list[list[int]]
-    """A few images of each node, most central first."""
+    examples: list[list[int]]  # a few images of each node, most central first
 
 
 class Figure(TypedDict):
@@ -137,20 +117,16 @@ class Suspect(TypedDict):
     rank: int
     given: int
     proposed: int
-    score: float
-    """How likely the label is wrong, 0 to 1."""
-    evidence: list[tuple[str, float]]
-    """What each witness says of the given label: its name, and the probability that it gives the label."""
+    score: float  # how likely the label is wrong, 0 to 1
+    evidence: list[tuple[str, float]]  # name of each witness, and the probability that it gives the given label
 
 
 class Matching(TypedDict):
     """A cluster of this run and where its images are in the other."""
 
     cluster: int
-    n_shared: int
-    """Its images that the other run has too."""
-    others: list[tuple[int, int]]
-    """Clusters of the other run and how many images they share, most first; the smallest are left out."""
+    n_shared: int  # its images that the other run has too
+    others: list[tuple[int, int]]  # the other run's clusters and how many images they share, most first; a few of them
 
 
 class Comparison(TypedDict):
@@ -159,15 +135,11 @@ class Comparison(TypedDict):
     name: str
     other: Run
     curves: dict[str, list[tuple[float, float]]]
-    n_shared: int
-    """Images that are in both, by their names; 0 if the runs are of other images."""
-    scores: list[tuple[str, float]]
-    """How alike the two clusterings of the shared images are: name and value."""
-    figures: list[Figure]
-    """The other's evaluation."""
+    n_shared: int  # images that are in both, by their names; 0 if the runs are of other images
+    scores: list[tuple[str, float]]  # how alike the two clusterings of the shared images are: name and value
+    figures: list[Figure]  # the other's evaluation
     clusters: list[Matching]
-    other_sizes: list[int]
-    """Images of each cluster of the other run."""
+    other_sizes: list[int]  # images of each cluster of the other run
 
 
 class Contents(TypedDict):
@@ -175,30 +147,23 @@ class Contents(TypedDict):
 
     format: int
     title: str
-    made: str
-    """When, as ISO 8601."""
+    made: str  # when, as ISO 8601
     version: str
     run: Run
     label_names: list[str] | None
-    curves: dict[str, list[tuple[float, float]]]
-    """Epoch and value of each thing that was measured while training: loss, n_clusters, knn ..."""
-    merge_rounds: list[tuple[float, int, int]]
-    """Epoch, clusters before and after of each round that merged some."""
+    curves: dict[str, list[tuple[float, float]]]  # epoch and value of each metric in training: loss, knn ...
+    merge_rounds: list[tuple[float, int, int]]  # epoch, clusters before and after of each round that merged some
     map_method: Literal["pca", "umap"]
-    map_share: float | None
-    """The share of the variance that the map shows, for PCA."""
+    map_share: float | None  # the share of the variance that the map shows, for PCA
     clusters: list[Cluster]
     images: Images
     thumbnails: Thumbnails
     tree: Tree | None
     figures: list[Figure]
-    suspects: list[Suspect] | None
-    """None where labels were not audited."""
+    suspects: list[Suspect] | None  # None where labels were not audited
     comparison: Comparison | None
-    live: bool
-    """Whether ``siammm explore`` serves the page, so that more can be asked of it."""
-    notes: list[str]
-    """What a reader should know: images that could not be read, figures that are missing and the command for them."""
+    live: bool  # whether ``siammm explore`` serves the page, so that more can be asked of it
+    notes: list[str]  # what a reader should know: unreadable images, missing figures and the command for them
 
 
 # What ``siammm explore`` answers, beside the page itself; all paths are relative to it. Errors are {"error": sentence}.
@@ -207,8 +172,7 @@ class Contents(TypedDict):
 class Neighbour(TypedDict):
     """An image like the one that was asked about."""
 
-    position: int
-    """Its place in the run, for ``thumbnail/<position>``; images that the page does not know have one too."""
+    position: int  # its place in the run, for ``thumbnail/<position>``; images that the page does not know have one too
     id: str
     cluster: int
     label: int
@@ -218,8 +182,7 @@ class Neighbour(TypedDict):
 class Search(TypedDict):
     """``POST search``, with a picture file as its body and the page's token as X-Siammm-Token."""
 
-    clusters: list[tuple[int, float]]
-    """Likely clusters and their probabilities, most likely first."""
+    clusters: list[tuple[int, float]]  # likely clusters and their probabilities, most likely first
     outlier_score: float
     neighbours: list[Neighbour]
 

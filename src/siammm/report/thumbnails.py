@@ -9,6 +9,7 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,15 +79,12 @@ def _shape(source: Source | None) -> tuple[int, int] | None:
     """Height and width where all have the same aspect, by a look at a few; otherwise a square of the largest side."""
     if source is None:
         return None
-    shape = source.uniform_shape()
-    if shape is not None:
+    if (shape := source.uniform_shape()) is not None:
         return shape
     longest = 0
     for i in source.spread(_LOOKED_AT):
-        try:
+        with suppress(BadImage):
             longest = max(longest, *source.size(int(i)))
-        except BadImage:
-            continue
     return (longest, longest) if longest else None
 
 
@@ -146,11 +144,9 @@ def make_sheets(
     source: Source, positions: Sequence[int], layout: Layout, progress: Callable[[int, int], None]
 ) -> tuple[list[bytes], list[int]]:
     """The sheets, and the number of each image's thumbnail; -1 for an image that cannot be read."""
-    number_M = [-1] * len(positions)
+    number_M, n_made, step = [-1] * len(positions), 0, 256
     data: list[bytes] = []
     waiting: list[Image.Image] = []
-    n_made = 0
-    step = 256
     # Pillow lets go of the interpreter while it decodes, so threads are enough.
     with ThreadPoolExecutor(default_threads(), thread_name_prefix="siammm-thumbnail") as pool:
         for start in range(0, len(positions), step):

@@ -136,10 +136,8 @@ def _tree(
     leaves: list[_Leaf], left: list[int], right: list[int], height: list[float], k: int, run: Run, rows: Rows
 ) -> Tree:
     """What the page shows of each node."""
-    size = [leaf.count for leaf in leaves]
-    cluster = [leaf.cluster for leaf in leaves]
-    labels = [leaf.labels for leaf in leaves]
-    sums = [leaf.sum_D for leaf in leaves]
+    size, cluster = [leaf.count for leaf in leaves], [leaf.cluster for leaf in leaves]
+    labels, sums = [leaf.labels for leaf in leaves], [leaf.sum_D for leaf in leaves]
     examples = [leaf.examples for leaf in leaves]
     most = max((len(own) for own in examples), default=1)
     embedding = {image: np.asarray(run.embeddings[image], dtype=np.float64) for own in examples for image in own}
@@ -147,11 +145,12 @@ def _tree(
         size.append(size[a] + size[b])
         cluster.append(cluster[a] if cluster[a] == cluster[b] else -1)
         labels.append(labels[a] + labels[b])
-        sum_D = sums[a] + sums[b]
-        sums.append(sum_D)
-        candidates = sorted(examples[a] + examples[b], key=lambda image: (-float(embedding[image] @ sum_D), image))
+        sums.append(sums[a] + sums[b])
+        candidates = sorted(examples[a] + examples[b], key=lambda image: (-float(embedding[image] @ sums[-1]), image))
         examples.append(candidates[:most])
-    commonest = [max(counts.items(), key=lambda item: (item[1], -item[0])) if counts else None for counts in labels]
+    # The most common label of each node and its share; -1 where none has one.
+    commonest = [max(counts.items(), key=lambda item: (item[1], -item[0]), default=(-1, 0)) for counts in labels]
+    shares = [n / counts.total() if n else None for (_, n), counts in zip(commonest, labels, strict=True)]
     return Tree(
         n_leaves=len(leaves),
         n_clusters=k,
@@ -160,10 +159,7 @@ def _tree(
         height=[number(value) for value in height],
         size=size,
         cluster=cluster,
-        label=[-1 if top is None else top[0] for top in commonest],
-        purity=[
-            None if top is None else number(top[1] / counts.total(), 4)
-            for top, counts in zip(commonest, labels, strict=True)
-        ],
+        label=[label for label, _ in commonest],
+        purity=[None if share is None else number(share, 4) for share in shares],
         examples=[rows.of(own) for own in examples],
     )
