@@ -99,7 +99,9 @@ def test_a_gpu_trains_as_a_cpu() -> None:
 # Fused, only the augmentation and the loss are compiled; else the networks too, here small ones, to save time.
 @pytest.mark.parametrize("settings", [{"fused": True}, {"fused": False, "backbone": "conv-small"}], ids=str)
 def test_a_compiled_step_trains_as_one_that_is_not(settings: dict[str, Any]) -> None:
-    np.testing.assert_allclose(losses("cuda", compile=True, **settings), losses("cuda", **settings), atol=2e-2)
+    # One epoch: compiled code rounds bf16 elsewhere, and after an epoch the two drift apart.
+    settings = settings | {"epochs": 1}
+    np.testing.assert_allclose(losses("cuda", compile=True, **settings), losses("cuda", **settings), atol=1e-2)
 
 
 def test_both_views_in_one_batch_train_as_each_by_itself() -> None:
