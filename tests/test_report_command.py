@@ -114,7 +114,7 @@ def test_a_size_for_thumbnails(run: Path, here: Path) -> None:
         (["RUN", "--compare", "nowhere"], "nowhere does not exist"),
         (["RUN", "--audit", "empty"], "There is no audit in empty"),
         (["RUN", "--evaluation", "empty"], "There is no evaluation of empty"),
-        (["RUN", "--output", "empty"], "The output empty is a folder, but a file is needed"),
+        (["RUN", "--output", "empty"], "The output empty is a folder, but a file is written"),
         (["RUN", "--output", "r.pdf"], "The output r.pdf is a page, so its name ends in .html"),
         (["RUN", "--output", "/proc/nothing/r.html"], "The output /proc/nothing/r.html cannot be written"),
         (["RUN", "--max-thumbnails", "-1"], "--max-thumbnails is -1"),

@@ -66,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        _run(arguments[0], config)
+        name = arguments[0]
+        getattr(importlib.import_module(f"siammm.commands.{name}"), name)(config)
         sys.stdout.flush()
     except SiamMMError as error:
         return _fail(str(error), 2)
@@ -77,28 +78,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except MemoryError:
-        return _fail(
-            "this machine does not have enough memory; use a .npy file or --loader streaming, which are read in parts.",
-            2,
-        )
+        remedy = "use a .npy file or --loader streaming, which are read in parts."
+        return _fail(f"this machine does not have enough memory; {remedy}", 2)
     return 0
 
 
 def parse(arguments: Sequence[str]) -> Any:
     """The settings that these arguments give, as the class of the command; exits with 2 if they are wrong."""
     chosen = _COMMANDS.get(arguments[0]) if arguments else None
-    wants_all = "--help-all" in arguments
+    is_short = has_short_help(chosen) and "--help-all" not in arguments and bool({"-h", "--help"} & set(arguments))
     arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
-    is_short = (
-        chosen is not None and has_short_help(chosen) and not wants_all and not {"-h", "--help"}.isdisjoint(arguments)
-    )
-    described: Any = functools.reduce(
-        operator.or_,
-        (
-            Annotated[kind, _subcommand(name, kind, arguments, whole=kind is chosen, is_short=is_short)]
-            for name, kind in _COMMANDS.items()
-        ),
-    )
+    every = [
+        Annotated[kind, _subcommand(name, kind, arguments, whole=kind is chosen, is_short=is_short)]
+        for name, kind in _COMMANDS.items()
+    ]
+    described: Any = functools.reduce(operator.or_, every)
     return tyro.cli(
         described,
         prog="siammm",
@@ -140,10 +134,6 @@ def _starting_point(arguments: Sequence[str]) -> TrainConfig:
             return dataclasses.replace(stored, data=None, output=None, overwrite=False)
     preset = PRESETS.get(given.preset, TrainConfig())
     return with_method(preset, given.method) if given.method in METHODS else preset
-
-
-def _run(name: str, config: Any) -> None:
-    getattr(importlib.import_module(f"siammm.commands.{name}"), name)(config)
 
 
 def _reader_gone() -> int:

@@ -30,13 +30,16 @@ from siammm.runs import files
 from siammm.runs.network_file import save_network
 from siammm.runs.run import Run
 from siammm.settings.checks import check_settings
-from siammm.settings.fields import with_settings
+from siammm.settings.fields import value_of, with_settings
 from siammm.settings.methods import differing_settings
 from siammm.settings.presets import PRESETS
 from siammm.settings.training import PresetName, TrainConfig
 
 Images = Any
 """An array of uint8 images (N, H, W, 3), a path, or a source: whatever ``siammm train`` takes."""
+
+# Settings of training that are parameters of the estimator.
+_DIRECT = ("epochs", "batch_size", "backbone", "image_size", "n_components", "merge")
 
 
 class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
@@ -105,17 +108,9 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         random_state: int = 0,
         progress: bool = False,
     ) -> None:
-        self.preset = preset
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.backbone = backbone
-        self.image_size = image_size
-        self.n_components = n_components
-        self.merge = merge
-        self.settings = settings
-        self.device = device
-        self.random_state = random_state
-        self.progress = progress
+        self.preset, self.epochs, self.batch_size, self.backbone = preset, epochs, batch_size, backbone
+        self.image_size, self.n_components, self.merge, self.settings = image_size, n_components, merge, settings
+        self.device, self.random_state, self.progress = device, random_state, progress
 
     def fit(self, X: Images, y: object = None) -> Self:
         """Train on images; labels are ignored.
@@ -145,14 +140,6 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         self.labels_ = np.full(len(source), -1, dtype=np.int64)
         self.labels_[training.loader.sample_N.numpy()] = trained.clusters
         return self
-
-    def fit_predict(self, X: Images, y: object = None, **kwargs: Any) -> np.ndarray:
-        """Train, and return the cluster of every image."""
-        return self.fit(X).labels_
-
-    def fit_transform(self, X: Images, y: object = None, **kwargs: Any) -> np.ndarray:
-        """Train, and return the backbone's features of every image."""
-        return self.fit(X).transform(X)
 
     def transform(self, X: Images) -> np.ndarray:
         """The backbone's features, of unit length, shape (n_images, n_features): for whatever comes next."""
@@ -197,18 +184,9 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         with processes.setup(device) as context:
             run = Run.open(path, device=context.device)
             config = run.config
-            model = cls(
-                preset=config.preset,
-                epochs=config.optimisation.epochs,
-                batch_size=config.optimisation.batch_size,
-                backbone=config.network.backbone,
-                image_size=run.image_size,
-                n_components=config.clustering.n_components,
-                merge=config.clustering.merge,
-                settings=differing_settings(config),
-                device=device,
-                random_state=config.run.random_state,
-            )
+            given = {name: value_of(config, name) for name in (*_DIRECT, "preset", "random_state")}
+            given |= {"image_size": run.view.size, "settings": differing_settings(config), "device": device}
+            model = cls(**given)
             model.config_, model.mixture_, model.network_, model._view = config, run.mixture, run.network, run.view
         model.n_clusters_, model.metrics_ = run.n_clusters, []
         return model
@@ -222,8 +200,7 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         """
         check_is_fitted(self, "mixture_")
         folder = Path(save_directory)
-        # The mixin removes config.json first, which for a run would be the end of it.
-        encoder.refuse_run_folder(folder)
+        encoder.refuse_run_folder(folder)  # the mixin removes config.json first
         try:
             return super().save_pretrained(folder, **kwargs)
         except OSError as error:
@@ -250,14 +227,7 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
     _view: ViewSettings
 
     def _config(self, source: Source) -> TrainConfig:
-        chosen = {
-            "epochs": self.epochs,
-            "batch_size": self.batch_size,
-            "backbone": self.backbone,
-            "image_size": self.image_size,
-            "n_components": self.n_components,
-            "merge": self.merge,
-        }
+        chosen = {name: getattr(self, name) for name in _DIRECT}
         settings = {name: value for name, value in chosen.items() if value is not None} | dict(self.settings or {})
         preset = preset_for(source) if self.preset == "auto" else self.preset
         if preset not in PRESETS:
@@ -274,9 +244,6 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
             return encode(self.network_, loader, output).cpu().numpy()
         finally:
             loader.close()
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "mixture_")
 
 
 def preset_for(source: Source) -> PresetName:

@@ -128,7 +128,7 @@ def test_every_way_of_assigning(settings: dict[str, Any]) -> None:
 def test_the_centre_of_a_large_image_is_cut_out_inside() -> None:
     own = made_run("conv-small", 8)
     own = changed(own, view=replace(own.view, size=160))
-    model = InferenceModel(own.clustered, own.view)
+    model = InferenceModel(own.clustered, own.view, None, None)
     assert model.side == clean_side(160) == 183
     images = torch.from_numpy(pictures(2, 183))
     with torch.no_grad():

@@ -52,7 +52,7 @@ def test_parquet_as_pandas_and_duckdb_read_it(
     table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "_BYTES_OF_A_GROUP", 0)
-    monkeypatch.setattr(tables, "_groups", lambda n, width: ((i, min(i + 50, n)) for i in range(0, n, 50)))
+    monkeypatch.setattr(tables, "_LEAST_ROWS", 50)
     path = tmp_path / "embeddings.parquet"
     write_parquet(path, table)
     stored = pq.ParquetFile(path)

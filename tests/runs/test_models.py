@@ -87,7 +87,7 @@ def test_weights_are_found_in_every_wrapping(wrapping: str, tmp_path: Path) -> N
     torch.save(WRAPPINGS[wrapping](wanted), tmp_path / "w.pth")
     model = Little()
     loaded = load_matching(model, read_tensors(tmp_path / "w.pth"), name="little", path=tmp_path / "w.pth")
-    assert not loaded.missing
+    assert not loaded.tensors_missing
     for key, tensor in model.state_dict().items():
         if "num_batches" not in key:
             torch.testing.assert_close(tensor, wanted[key], rtol=0, atol=0)
@@ -105,7 +105,7 @@ def test_safetensors(tmp_path: Path) -> None:
     save_file(under("encoder.", state()), tmp_path / "w.safetensors")
     model = Little()
     loaded = load_matching(model, read_tensors(tmp_path / "w.safetensors"), name="little", path=Path("w"))
-    assert (loaded.prefix, loaded.unused) == ("encoder.", [])
+    assert (loaded.prefix, loaded.tensors_unused) == ("encoder.", [])
 
 
 def test_what_did_not_match_is_said_and_much_of_it_refused() -> None:
@@ -116,7 +116,11 @@ def test_what_did_not_match_is_said_and_much_of_it_refused() -> None:
     whole = under("m.", model.state_dict())
     part = {key: tensor for key, tensor in whole.items() if "layer7" not in key} | {"m.head.weight": torch.zeros(1)}
     loaded = load_matching(model, part, name="twelve", path=Path("w.pth"))
-    assert (loaded.missing, loaded.unused, loaded.n_matched) == (["layer7.weight"], ["m.head.weight"], 11)
+    assert (loaded.tensors_missing, loaded.tensors_unused, loaded.tensors_matched) == (
+        ["layer7.weight"],
+        ["m.head.weight"],
+        11,
+    )
     assert loaded.sentence(Path("w.pth")) == (
         "1 of the model's 12 tensors are not in w.pth and stay random: layer7.weight."
     )

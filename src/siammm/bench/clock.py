@@ -34,19 +34,16 @@ def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def windows(
-    advance: Callable[[int], Any], device: torch.device, *, seconds: float, count: int = WINDOWS, most: int = 10_000
-) -> list[float]:
-    """Seconds per step in each of ``count`` windows of many steps, which take about ``seconds`` together.
+def windows(advance: Callable[[int], Any], device: torch.device, *, seconds: float) -> list[float]:
+    """Seconds per step in each of ``WINDOWS`` windows of many steps, which take about ``seconds`` together.
 
-    ``advance(n)`` does n steps; compile and warm up before. Where steps are too slow for ``count`` windows there are
-    fewer, at least one.
+    ``advance(n)`` does n steps; compile and warm up before. Where steps are too slow there are fewer windows.
     """
     trial = seconds_of(lambda: advance(1), device)
     if trial < 0.02:  # the time of a single short step is mostly that of the synchronisation
         trial = seconds_of(lambda: advance(8), device) / 8
-    steps = max(1, min(most, round(seconds / count / max(trial, 1e-9))))
-    count = max(1, min(count, round(seconds / max(trial * steps, 1e-9))))
+    steps = max(1, min(10_000, round(seconds / WINDOWS / max(trial, 1e-9))))
+    count = max(1, min(WINDOWS, round(seconds / max(trial * steps, 1e-9))))
     return [seconds_of(lambda: advance(steps), device) / steps for _ in range(count)]
 
 

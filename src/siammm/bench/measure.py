@@ -103,7 +103,7 @@ def measure(
     n_components = config.clustering.n_components or initial_clusters(n_images)
     clustered = config.objective.uses_mixture
     load, ready = _fitting(config, device, batch_size, n_images, n_components)
-    used, compiled = load.batch_size, load.compiled
+    used, compiled = load.batch_size, bool(load.training.accelerated and load.training.accelerated.compiled)
     alone = clock.windows(lambda n: load.advance(n, clustered=False), device, seconds=budget("step without clusters"))
     left = budget("step")
     load.prepare(clustered=clustered)
@@ -174,9 +174,8 @@ def _fitting(
             return load, load.prepare(clustered=False)
         except torch.OutOfMemoryError as error:
             if batch_size is not None or size <= _LEAST_BATCH:
-                raise InputError(
-                    f"A step of {size} images does not fit into the memory of {device}; use a smaller --batch-size."
-                ) from error
+                what = f"A step of {size} images does not fit into the memory of {device}"
+                raise InputError(f"{what}; use a smaller --batch-size.") from error
         # Outside of the except block: its traceback holds the tensors of the step that did not fit.
         size //= 2
         gc.collect()

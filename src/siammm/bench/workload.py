@@ -64,13 +64,8 @@ class Workload:
             n, side = max(batch_size, min(n_images, _MOST_BYTES // (3 * size * size))), size
         else:
             n, side = _WAITING_BATCHES * batch_size, size * 256 // 224
-        self.config = with_settings(
-            config,
-            image_size=size,
-            loader="resident" if self.resident else "streaming",
-            workers=0,
-            n_components=max(2, min(n // 4, config.clustering.n_components or n)),
-        )
+        kind, k = "resident" if self.resident else "streaming", min(n // 4, config.clustering.n_components or n)
+        self.config = with_settings(config, image_size=size, loader=kind, workers=0, n_components=max(2, k))
         self.training = Training(self.config, open_source(images.arrays(n, side, seed)), device)
         self._stream = self._batches()
         if not self.resident:
@@ -82,11 +77,6 @@ class Workload:
     def batch_size(self) -> int:
         """Images per step."""
         return self.training.batch_size
-
-    @property
-    def compiled(self) -> bool:
-        """Whether the step is compiled."""
-        return self.training.accelerated is not None and self.training.accelerated.compiled
 
     def prepare(self, *, clustered: bool) -> float:
         """Take steps until the step is compiled and captured, and return the seconds they took."""

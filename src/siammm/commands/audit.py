@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -17,9 +16,8 @@ from siammm.audit import suspects
 from siammm.audit.images import AuditedImages, read_images
 from siammm.audit.results import Planted, summary, suspects_table
 from siammm.audit.suspects import Audit
-from siammm.core import processes
+from siammm.commands.process import one_process
 from siammm.core.checks import check_at_least, check_number
-from siammm.core.errors import InputError
 from siammm.core.folders import check_new_folder, new_folder
 from siammm.core.progress import Bar
 from siammm.core.text import shown
@@ -46,31 +44,26 @@ def audit(config: AuditConfig) -> None:
     check_new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES)
     console = Console(highlight=False)
     seconds: dict[str, float] = {}
-    with processes.setup(config.device) as context, Bar() as progress:
-        if context.world_size > 1:
-            raise InputError(f"audit runs in one process, but there are {context.world_size}; start it by itself.")
-        try:
-            start = time.perf_counter()
-            progress.show("reading")
-            images = read_images(config, context.device, progress.show)
-            seconds["read"] = time.perf_counter() - start
-            labels, is_planted = images.labels, None
-            if config.plant is not None:
-                labels, is_planted = suspects.plant_errors(labels, config.plant, seed=config.random_state)
-            found = suspects.audit(
-                images.features,
-                labels,
-                class_names=images.classes,
-                n_neighbours=config.n_neighbours,
-                rounds=config.rounds,
-                threshold=config.threshold,
-                seed=config.random_state,
-                device=context.device,
-                progress=progress.show,
-            )
-            seconds["audit"] = time.perf_counter() - start - seconds["read"]
-        except torch.OutOfMemoryError as error:
-            raise InputError("The GPU does not have enough memory for this; use --device cpu.") from error
+    with one_process("audit", config.device) as device, Bar() as progress:
+        start = time.perf_counter()
+        progress.show("reading")
+        images = read_images(config, device, progress.show)
+        seconds["read"] = time.perf_counter() - start
+        labels, is_planted = images.labels, None
+        if config.plant is not None:
+            labels, is_planted = suspects.plant_errors(labels, config.plant, seed=config.random_state)
+        found = suspects.audit(
+            images.features,
+            labels,
+            class_names=images.classes,
+            n_neighbours=config.n_neighbours,
+            rounds=config.rounds,
+            threshold=config.threshold,
+            seed=config.random_state,
+            device=device,
+            progress=progress.show,
+        )
+        seconds["audit"] = time.perf_counter() - start - seconds["read"]
     planted = None if is_planted is None else Planted.of(is_planted, found)
     with new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES) as folder:
         pq.write_table(suspects_table(images, found, planted), folder / SUSPECTS)

@@ -30,18 +30,11 @@ from siammm.settings.training import PresetName
 _PEAK_SHARE = 0.03
 # A machine to compare with, from docs/speed.md.
 REFERENCE: dict[str, Any] = {
-    "machine": "NVIDIA H200",
-    "preset": "cifar",
-    "batch_size": 256,
-    "images_per_second": 32_516,
-    "images_per_second_alone": 32_726,
-    "share_of_peak": 0.38,
-    "memory_gigabytes": 2.31,
-    "clustering_seconds": 0.0524,
-    "clustering_share": 0.033,
-    "hours": 0.0883,
+    "machine": "NVIDIA H200", "preset": "cifar", "batch_size": 256, "images_per_second": 32_516,
+    "images_per_second_alone": 32_726, "share_of_peak": 0.38, "memory_gigabytes": 2.31,
+    "clustering_seconds": 0.0524, "clustering_share": 0.033, "hours": 0.0883,
     "source": "benchmarks/results/2026-11-16-bench-h200.md",
-}
+}  # fmt: skip
 
 
 def bench(config: BenchConfig) -> None:
@@ -53,7 +46,9 @@ def bench(config: BenchConfig) -> None:
         check_new_file(config.output, overwrite=config.overwrite)
     console = Console(highlight=False)
     with one_process("bench", config.device) as device:
-        presets = _presets(config, device)
+        presets: list[PresetName] = ["cifar", "imagenet-200"] if device.type == "cuda" else ["cifar"]
+        if config.preset is not None:
+            presets = [config.preset]
         precision = network_precision(device)
         machine = {
             "device": device_name(device),
@@ -86,18 +81,10 @@ def device_name(device: torch.device) -> str:
     return f"{platform.processor() or platform.machine() or 'CPU'}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def _presets(config: BenchConfig, device: torch.device) -> list[PresetName]:
-    if config.preset is not None:
-        return [config.preset]
-    return ["cifar", "imagenet-200"] if device.type == "cuda" else ["cifar"]
-
-
 def _measured(config: BenchConfig, name: PresetName, device: torch.device, *, peak: float, seconds: float) -> Figures:
     train = with_settings(PRESETS[name], compile=config.compile, random_state=config.random_state)
-    waiting = Console(stderr=True, highlight=False).status(
-        f"{name}: the first step; a GPU compiles for a minute or two"
-    )
-    with waiting as status, warnings.catch_warnings():
+    text = f"{name}: the first step; a GPU compiles for a minute or two"
+    with Console(stderr=True, highlight=False).status(text) as status, warnings.catch_warnings():
         # torch's compiler gives advice, and imports what torch itself has deprecated.
         warnings.simplefilter("ignore")
         try:
@@ -110,23 +97,19 @@ def _measured(config: BenchConfig, name: PresetName, device: torch.device, *, pe
                 on_part=lambda part: status.update(f"{name}: the {part}"),
             )
         except torch.OutOfMemoryError as error:
-            raise InputError(
-                f"The clustering of {name} does not fit into the memory of {device}; use a smaller --preset, or "
-                "--device cpu."
-            ) from error
+            what = f"The clustering of {name} does not fit into the memory of {device}"
+            raise InputError(f"{what}; use a smaller --preset, or --device cpu.") from error
 
 
 def table(figures: Figures) -> Table:
     """The figures of one preset, beside the reference where it is of the same preset."""
     known = REFERENCE if REFERENCE["preset"] == figures.preset else {}
-    shown = Table(
-        title=(
-            f"{figures.preset}: {figures.backbone} at {figures.view_size} pixels, {figures.n_images:,} images, "
-            f"{figures.n_components:,} clusters, {figures.epochs} epochs; {figures.precision}, "
-            f"{'compiled' if figures.compiled else 'not compiled'}"
-        ),
-        title_justify="left",
+    title = (
+        f"{figures.preset}: {figures.backbone} at {figures.view_size} pixels, {figures.n_images:,} images, "
+        f"{figures.n_components:,} clusters, {figures.epochs} epochs; {figures.precision}, "
+        f"{'compiled' if figures.compiled else 'not compiled'}"
     )
+    shown = Table(title=title, title_justify="left")
     shown.add_column("figure")
     shown.add_column("here", justify="right", style="bold")
     if known:
@@ -196,11 +179,5 @@ def remarks(figures: Figures) -> list[str]:
 def as_json(machine: dict[str, Any], found: list[Figures]) -> dict[str, Any]:
     """Everything that was measured, in the units of ``Figures``."""
     derived = ("epoch_seconds", "clustering_share", "hours")
-    return {
-        "siammm": siammm.__version__,
-        "machine": machine,
-        "presets": [
-            dataclasses.asdict(figures) | {name: getattr(figures, name) for name in derived} for figures in found
-        ],
-        "reference": REFERENCE,
-    }
+    presets = [dataclasses.asdict(figures) | {name: getattr(figures, name) for name in derived} for figures in found]
+    return {"siammm": siammm.__version__, "machine": machine, "presets": presets, "reference": REFERENCE}

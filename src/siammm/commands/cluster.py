@@ -122,9 +122,8 @@ def _fit(mixture: Any, X: np.ndarray) -> None:
 def assignments(found: Clustering) -> pa.Table:
     """The table of results: one row per sample, in the order of the input."""
     table = found.table
-    n = len(found.clusters)
     columns = {
-        "id": pa.array(np.arange(n) if table.ids is None else table.ids),
+        "id": pa.array(np.arange(len(found.clusters)) if table.ids is None else table.ids),
         "cluster": pa.array(found.clusters.astype(np.int32)),
         "group": pa.array(found.groups.label_K[found.clusters].astype(np.int32)),
         "probability": pa.array(found.probability),
@@ -143,8 +142,7 @@ def assignments(found: Clustering) -> pa.Table:
 
 def summary(found: Clustering, config: ClusterConfig) -> dict[str, Any]:
     """The result and its settings as plain values."""
-    mixture, (n, d) = found.mixture, found.table.embeddings.shape
-    merges = mixture.merges_
+    mixture, (n, d), merges = found.mixture, found.table.embeddings.shape, found.mixture.merges_
     spread = "concentrations" if config.family == "von-mises-fisher" else "variances"
     return {
         "input": {"file": str(found.table.source), "n_samples": n, "n_dimensions": d},
@@ -169,18 +167,14 @@ def summary(found: Clustering, config: ClusterConfig) -> dict[str, Any]:
 
 def show(found: Clustering, output: Path, console: Console) -> None:
     """Print the summary that a person reads."""
-    n, d = found.table.embeddings.shape
-    mixture = found.mixture
-    merges = mixture.merges_
+    mixture, (n, d), merges = found.mixture, found.table.embeddings.shape, found.mixture.merges_
     started = "" if merges is None else f", merged from {merges.n_components[0]:,}"
     console.print(
         f"\n[bold green]{mixture.n_components_:,} clusters[/]{in_groups(found.groups)} in {n:,} embeddings of {d:,} "
-        f"dimensions{started} "
-        f"[dim]({sum(found.seconds.values()):.1f} s)[/]\n"
+        f"dimensions{started} [dim]({sum(found.seconds.values()):.1f} s)[/]\n"
     )
-    console.print(
-        cluster_table(found.sizes, _spread(mixture), _spread_name(mixture), found.clusters, found.table.labels)
-    )
+    spread_name = "concentration" if hasattr(mixture, "concentrations_") else "variance"
+    console.print(cluster_table(found.sizes, _spread(mixture), spread_name, found.clusters, found.table.labels))
     if not mixture.converged_:
         console.print("[yellow]EM did not converge within --max-iter steps; raise it for more stable clusters.[/]")
     if found.scores is not None:
@@ -214,23 +208,19 @@ def cluster_table(
                 row += [escape(shown(names[counts.argmax()])), f"{counts.max() / len(inside):.0%}"]
         table.add_row(*row)
     if len(sizes) > _ROWS_SHOWN:
-        rest = sizes.sum() - sizes[order].sum()
-        table.add_row(
-            "...", f"{rest:,}", f"{rest / sizes.sum():.1%}", f"in {len(sizes) - _ROWS_SHOWN:,} more", style="dim"
-        )
+        rest, more = sizes.sum() - sizes[order].sum(), f"in {len(sizes) - _ROWS_SHOWN:,} more"
+        table.add_row("...", f"{rest:,}", f"{rest / sizes.sum():.1%}", more, style="dim")
     return table
 
 
 def score_table(scores: ClusteringScores, of_groups: ClusteringScores | None = None) -> Table:
     """Agreement of clusters and groups with the labels."""
     left_out = f", {scores.n_unlabelled:,} without a label not counted" if scores.n_unlabelled else ""
-    table = Table(
-        title=f"Against the labels: {scores.n_classes:,} classes, {scores.n_samples:,} samples{left_out}",
-        title_justify="left",
-    )
+    title = f"Against the labels: {scores.n_classes:,} classes, {scores.n_samples:,} samples{left_out}"
+    table = Table(title=title, title_justify="left")
     names = {"AMI": "ami", "NMI": "nmi", "ARI": "ari"}
     names |= {"Hungarian": "hungarian_accuracy", "majority": "majority_accuracy"}
-    every = {"clusters": scores} if of_groups is None else {"clusters": scores, "groups": of_groups}
+    every = {"clusters": scores} | ({} if of_groups is None else {"groups": of_groups})
     if of_groups is not None:
         table.add_column("of")
     for heading in names:
@@ -259,10 +249,8 @@ def _mixture(config: ClusterConfig, n_samples: int, n_dimensions: int) -> Any:
                 f"{n_dimensions}; use a mixture of the same embeddings."
             )
         if config.n_components not in (None, start.n_components_):
-            raise InputError(
-                f"--n-components is {config.n_components}, but the mixture {config.init} has {start.n_components_}; "
-                "leave out one of the two."
-            )
+            what = f"--n-components is {config.n_components}, but the mixture {config.init} has {start.n_components_}"
+            raise InputError(f"{what}; leave out one of the two.")
         settings |= {"init": start, "n_components": start.n_components_}
     elif config.n_components is None:
         if config.merge == "none":
@@ -277,10 +265,6 @@ def _spread(mixture: Any) -> np.ndarray:
         return np.asarray(mixture.concentrations_, dtype=float)
     variances = np.asarray(mixture.variances_, dtype=float)
     return variances if variances.ndim == 1 else variances.mean(axis=1)
-
-
-def _spread_name(mixture: Any) -> str:
-    return "concentration" if hasattr(mixture, "concentrations_") else "variance"
 
 
 @contextlib.contextmanager

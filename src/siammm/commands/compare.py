@@ -18,9 +18,8 @@ from siammm.settings.commands import CompareConfig
 def compare(config: CompareConfig) -> None:
     """Run the command."""
     if len(config.evaluations) < 2:
-        raise InputError(
-            f"There {'is 1 evaluation' if config.evaluations else 'are no evaluations'} to compare; give two or more."
-        )
+        given = "is 1 evaluation" if config.evaluations else "are no evaluations"
+        raise InputError(f"There {given} to compare; give two or more.")
     if config.output is not None:
         check_new_file(config.output, overwrite=config.overwrite)
     comparison = comparisons.compare([read_evaluation(path) for path in config.evaluations])

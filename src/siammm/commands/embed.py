@@ -27,10 +27,8 @@ def embed(config: EmbedConfig) -> None:
     """Run the command. Whatever can be refused is refused before the work starts."""
     output = config.output or Path(f"{_short_name(config.subject)}-embeddings.parquet")
     if output.suffix.lower() not in FORMATS:
-        raise InputError(
-            f"The output {output} ends in {output.suffix!r}, but a table is written as {', '.join(FORMATS)}; choose "
-            "one of these."
-        )
+        what, formats = f"The output {output} ends in {output.suffix!r}", ", ".join(FORMATS)
+        raise InputError(f"{what}, but a table is written as {formats}; choose one of these.")
     check_new_file(output, overwrite=config.overwrite)
     console = Console(highlight=False)
     with one_process("embed", config.device) as device:
@@ -78,9 +76,8 @@ def _embed(config: EmbedConfig, output: Path, device: torch.device, console: Con
         f"[bold]{what.capitalize()}[/] of {n:,} images, {width:,} numbers each{clusters}, by {escape(config.subject)}."
     )
     if plain:
-        console.print(
-            "A .npy file holds the numbers alone; .parquet and .npz hold names and clusters too.", style="dim"
-        )
+        note = "A .npy file holds the numbers alone; .parquet and .npz hold names and clusters too."
+        console.print(note, style="dim")
     console.print(f"Written to [bold]{escape(str(output))}[/].")
 
 

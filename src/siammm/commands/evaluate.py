@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from siammm.core import processes
-from siammm.core.errors import InputError
+from siammm.commands.process import one_process
 from siammm.core.folders import check_new_folder, new_folder
 from siammm.core.progress import Bar
 from siammm.evaluate import measure
@@ -30,43 +29,27 @@ def evaluate(config: EvaluateConfig) -> None:
     output = config.output or record.default_output(config.subject)
     check_new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES)
     console = Console(highlight=False)
-    with processes.setup(config.device) as context:
-        if context.world_size > 1:
-            raise InputError(f"evaluate runs in one process, but there are {context.world_size}; start it by itself.")
+    with one_process("evaluate", config.device, remedy="measure fewer images, or use --device cpu") as device:
         subject = open_subject(
             config.subject,
             encoder=config.encoder,
             image_size=config.image_size,
             key=config.reading.image_key,
             label_column=config.reading.label_key,
-            device=context.device,
+            device=device,
         )
         if isinstance(subject, Model) and subject.warning is not None:
             console.print(escape(subject.warning), style="yellow")
         with Bar() as bars:
-            try:
-                found, stopped = measure.evaluate(
-                    subject,
-                    config,
-                    context.device,
-                    progress=bars.show,
-                    announce=lambda task, protocols: announce(task, protocols, console),
-                )
-            except torch.OutOfMemoryError as error:
-                raise _no_memory() from error
-    with new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES) as folder:
-        found.write(folder)
-    show(found, console)
-    missing = f" {', '.join(found.unfinished)} not measured." if found.unfinished else ""
-    console.print(f"\nWritten to [bold]{escape(str(output / record.FILE))}[/].{missing}")
-    if isinstance(stopped, torch.OutOfMemoryError):
-        raise _no_memory() from stopped
-    if stopped is not None:
-        raise stopped
-
-
-def _no_memory() -> InputError:
-    return InputError("The GPU does not have enough memory for this; measure fewer images, or use --device cpu.")
+            told = functools.partial(announce, console=console)
+            found, stopped = measure.evaluate(subject, config, device, progress=bars.show, announce=told)
+        with new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES) as folder:
+            found.write(folder)
+        show(found, console)
+        missing = f" {', '.join(found.unfinished)} not measured." if found.unfinished else ""
+        console.print(f"\nWritten to [bold]{escape(str(output / record.FILE))}[/].{missing}")
+        if stopped is not None:
+            raise stopped
 
 
 def announce(task: Task, protocols: Sequence[Protocol], console: Console) -> None:
@@ -84,10 +67,8 @@ def announce(task: Task, protocols: Sequence[Protocol], console: Console) -> Non
         console.print(f"{n_unlabelled:,} rows without a label (missing, or below 0) are left out.", style="yellow")
     console.print(escape(seen["why"]), style="yellow" if seen["seen"] else "dim")
     if seen.get("in_train"):
-        console.print(
-            f"{seen['in_train']:,} test images are also training images, byte for byte: figures are too high.",
-            style="yellow",
-        )
+        note = "test images are also training images, byte for byte: figures are too high."
+        console.print(f"{seen['in_train']:,} {note}", style="yellow")
 
 
 def show(found: Evaluation, console: Console) -> None:
@@ -98,21 +79,19 @@ def show(found: Evaluation, console: Console) -> None:
     several = any(figure.deviation is not None for result in found.results for figure in result.figures.values())
     over = f", mean and deviation over {len(found.seeds)} seeds" if several else ""
     table = Table(title=f"{escape(str(found.subject['name']))}{over}", title_justify="left")
-    for heading in ("protocol", "figure"):
-        table.add_column(heading)
+    table.add_column("protocol")
+    table.add_column("figure")
     table.add_column("value", justify="right")
-    for result in found.results:
-        if result.protocol == "clustering":
-            continue
+    clusterings = [result for result in found.results if result.protocol == "clustering"]
+    for result in (result for result in found.results if result not in clusterings):
         for number, (name, figure) in enumerate(result.figures.items()):
             text = figure_text(figure, counts=name in result.neutral)
             table.add_row("" if number else result.protocol, escape(name), text)
         table.add_section()
     if table.row_count:
         console.print(table)
-    for result in found.results:
-        if result.protocol == "clustering":
-            console.print(_clustering_table(result))
+    for result in clusterings:
+        console.print(_clustering_table(result))
     for result in found.results:
         console.print(f"[bold]{result.protocol}[/]: {escape(result.recipe)}", style="dim")
 

@@ -14,10 +14,10 @@ from rich.markup import escape
 from siammm.commands.process import one_process
 from siammm.core.checks import check_at_least
 from siammm.core.errors import InputError
-from siammm.core.files import write_text
+from siammm.core.files import check_new_file, unwritable, write_text
 from siammm.core.folders import check_new_folder, new_folder
 from siammm.core.progress import Bar
-from siammm.core.text import counted, one_line
+from siammm.core.text import counted
 from siammm.report import projection
 from siammm.report.browser import open_page
 from siammm.report.gather import Gathered, GatherSettings, gather
@@ -57,17 +57,11 @@ def report(config: ReportConfig) -> None:
 
 
 def _check_output(output: Path, beside: Path, *, overwrite: bool) -> None:
-    if output.is_dir():
-        raise InputError(f"The output {output} is a folder, but a file is needed; choose another --output.")
-    if output.exists() and not overwrite:
-        raise InputError(f"The output {output} exists; choose another --output, or add --overwrite.")
+    check_new_file(output, overwrite=overwrite)
     if output.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"The output {output} is a page, so its name ends in .html; choose another --output.")
     if beside.exists():
         check_new_folder(beside, overwrite=overwrite, ours=_sheets_in(beside))
-    parent = next(parent for parent in output.absolute().parents if parent.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise InputError(f"The output {output} cannot be written ({parent} is not writable); choose another --output.")
 
 
 def _sheets_in(folder: Path) -> frozenset[str]:
@@ -94,6 +88,4 @@ def _write(gathered: Gathered, output: Path, beside: Path, *, overwrite: bool) -
             with contextlib.suppress(OSError):  # where there is none, or more than sheets in it
                 beside.rmdir()
     except OSError as error:
-        raise InputError(
-            f"The output {output} cannot be written ({one_line(error)}); choose another --output."
-        ) from error
+        raise unwritable(f"The output {output}", error, "choose another --output") from error

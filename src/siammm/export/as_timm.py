@@ -28,8 +28,6 @@ from torch import Tensor, nn
 
 from siammm.learn.networks import CONV_SMALL, ConvSmall
 
-_TOLERANCE = 1e-5
-
 
 @dataclass(frozen=True, kw_only=True)
 class TimmModel:
@@ -59,15 +57,18 @@ def as_timm(backbone: nn.Module, name: str, image_size: int) -> TimmModel | None
     the inputs of convolutions to 10 bits.
     """
     backbone = deepcopy(backbone).cpu().float().eval()
-    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in backbone.state_dict().items()}
-    for candidate in _candidates(backbone, name, image_size, tensors):
+    for candidate in _candidates(backbone, name, image_size, _tensors(backbone)):
         try:
             model = candidate.built()
         except Exception:  # what a family of timm says of arguments or weights that are not its own is of any type
             continue
-        if _same(model, backbone, image_size, candidate.repeat):
+        if same_features(model, backbone, image_size, candidate.repeat, tolerance=1e-5):
             return candidate
     return None
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {key: value.detach().cpu().contiguous().clone() for key, value in module.state_dict().items()}
 
 
 def _candidates(backbone: nn.Module, name: str, size: int, tensors: dict[str, Tensor]) -> list[TimmModel]:
@@ -83,27 +84,21 @@ def _candidates(backbone: nn.Module, name: str, size: int, tensors: dict[str, Te
         tensors["conv1.weight"] = _spread(tensors["conv1.weight"], 3)
         tensors |= _picking("maxpool", stem.out_channels)
         return [TimmModel(architecture=architecture, arguments={"replace_stem_pool": True}, tensors=tensors, repeat=4)]
-    return [
-        TimmModel(architecture=architecture, arguments=arguments, tensors=tensors)
-        for arguments in ({}, {"img_size": size})
-    ]
+    every: list[dict[str, Any]] = [{}, {"img_size": size}]
+    return [TimmModel(architecture=architecture, arguments=arguments, tensors=tensors) for arguments in every]
 
 
 @torch.no_grad()
-def _same(model: nn.Module, backbone: nn.Module, size: int, repeat: int) -> bool:
-    """Whether both make the same of images."""
+def same_features(model: nn.Module, backbone: nn.Module, size: int, repeat: int, *, tolerance: float) -> bool:
+    """Whether timm's model and ours make the same of images, on the CPU."""
     x = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    ours = backbone(x)
-    theirs = model(repeated(x, repeat))
-    if theirs.shape != ours.shape:
-        return False
-    return float((theirs - ours).abs().max()) <= _TOLERANCE * max(1.0, float(ours.abs().max()))
+    ours, theirs = backbone(x), model(repeated(x, repeat))
+    limit = tolerance * max(1.0, float(ours.abs().max()))
+    return theirs.shape == ours.shape and float((theirs - ours).abs().max()) <= limit
 
 
 def repeated(x_NCHW: Tensor, repeat: int) -> Tensor:
     """Images whose pixels are repeated in both directions."""
-    if repeat == 1:
-        return x_NCHW
     return x_NCHW.repeat_interleave(repeat, dim=2).repeat_interleave(repeat, dim=3)
 
 
@@ -150,12 +145,8 @@ def _conv_small(backbone: ConvSmall) -> TimmModel:
     The first convolution is the stem; the second and third are the second block, with stride 2; the fourth is the first
     half of the third block, whose second half passes it on. ``output_stride`` keeps the last block from halving.
     """
-    parts = [
-        {key: value.detach().cpu().contiguous().clone() for key, value in layer.state_dict().items()}
-        for layer in backbone.layers
-    ]
-    widths = [part["0.weight"].shape[0] for part in parts]
-    first, second, third, fourth = widths
+    parts = [_tensors(layer) for layer in backbone.layers]
+    first, second, third, fourth = (part["0.weight"].shape[0] for part in parts)
     tensors = {
         "conv1.weight": _spread(parts[0]["0.weight"], 3),
         **_norm_of(parts[0], "bn1"),

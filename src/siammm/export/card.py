@@ -21,83 +21,66 @@ _SEAL = re.compile(r"\n<!-- written by siammm: ([0-9a-f]{64}) -->\n$")
 def model_card(run: Run, timm_model: TimmModel | None, choice: str) -> str:
     """The text of README.md. No name is part of its YAML; in the text they are code."""
     network, n_images = run.config.network, run.facts.get("n_images")
-    n_clusters = run.n_clusters if run.has_clusters else None
     data = data_name(run.data or run.config.data)
     size = "" if n_images is None else f"{n_images:,} images of "
     data = "images without a name" if data is None else as_code(data)
-    found = "It was trained without clusters." if n_clusters is None else f"It found **{n_clusters:,} clusters**."
-    lines = [
-        "---",
+    found = f"It found **{run.n_clusters:,} clusters**." if run.has_clusters else "It was trained without clusters."
+    tags = ["siammm", "clustering", "image-feature-extraction", *(["timm"] if timm_model is not None else [])]
+    yaml = [
         "# Fill in the licence, as in: license: mit",
         f"library_name: {'timm' if timm_model is not None else 'siammm'}",
         "pipeline_tag: image-feature-extraction",
         "tags:",
-        *(f"- {tag}" for tag in ("siammm", "clustering", "image-feature-extraction")),
-        *(["- timm"] if timm_model is not None else []),
-        "---",
-        "",
+        *(f"- {tag}" for tag in tags),
+    ]
+    paragraphs = [
+        "\n".join(["---", *yaml, "---"]),
         "# An image encoder and its clusters, learnt without labels",
-        "",
         f"Trained by siammm {__version__} on {size}{data}, at {run.view.size} x "
         f"{run.view.size} pixels, for {run.config.optimisation.epochs:,} epochs, without labels. {found} The backbone "
         f"is {as_code(network.backbone)}, with {run.network.encoder.num_features:,} features; images are clustered in "
         f"an embedding of {network.embedding_dim:,} dimensions.",
-        "",
         "Fill in: what the images show, where they come from, and under what licence this may be used.",
-        "",
-        *_with_timm(run, timm_model, choice),
-        *_with_siammm(n_clusters),
+        *_with_timm(run.view.size, timm_model, choice),
+        *([_WITH_SIAMMM] if run.has_clusters else []),
     ]
-    text = "\n".join(lines) + "\n"
+    text = "\n\n".join(paragraphs) + "\n"
     return f"{text}\n<!-- written by siammm: {_digest(text)} -->\n"
 
 
-def _with_timm(run: Run, timm_model: TimmModel | None, choice: str) -> list[str]:
+_WITH_SIAMMM = """\
+## With siammm: clusters
+
+```python
+from siammm import SiamMM
+
+model = SiamMM.from_pretrained("PATH or USER/NAME")
+clusters = model.predict("a/folder/of/images")
+```"""
+
+_WITH_TIMM = """\
+```python
+import timm, torch
+
+model = timm.create_model("local-dir:PATH", pretrained=True).eval()  # or "hf-hub:USER/NAME"
+images = torch.zeros(1, 3, {size}, {size})  # 0 to 1, less mean, over deviation
+features = model(images{repeat})
+```"""
+
+
+def _with_timm(size: int, timm_model: TimmModel | None, choice: str) -> list[str]:
     if timm_model is None:
-        return [
-            "timm has no arguments for this backbone at this size of images, so it is loaded with siammm alone.",
-            "",
-        ]
-    note = []
-    if timm_model.repeat > 1:
-        size, times = run.view.size, timm_model.repeat
+        return ["timm has no arguments for this backbone at this size of images, so it is loaded with siammm alone."]
+    times, note, repeat = timm_model.repeat, [], ""
+    if times > 1:
         note = [
             f"timm has no such network for images of {size} pixels. This one is equal to it on images of "
             f"{size * times} pixels, each pixel repeated {times} times in both directions: resize images to "
-            f"{size} x {size}, and repeat.",
-            "",
+            f"{size} x {size}, and repeat."
         ]
-    repeat = "".join(f".repeat_interleave({timm_model.repeat}, {axis})" for axis in (2, 3) if timm_model.repeat > 1)
-    return [
-        f"## With timm: features of the {choice} encoder",
-        "",
-        *note,
-        "```python",
-        "import timm, torch",
-        "",
-        'model = timm.create_model("local-dir:PATH", pretrained=True).eval()  # or "hf-hub:USER/NAME"',
-        f"images = torch.zeros(1, 3, {run.view.size}, {run.view.size})  # 0 to 1, less mean, over deviation",
-        f"features = model(images{repeat})",
-        "```",
-        "",
-        "Mean and deviation are in `config.json`.",
-        "",
-    ]
-
-
-def _with_siammm(n_clusters: int | None) -> list[str]:
-    if n_clusters is None:
-        return []
-    return [
-        "## With siammm: clusters",
-        "",
-        "```python",
-        "from siammm import SiamMM",
-        "",
-        'model = SiamMM.from_pretrained("PATH or USER/NAME")',
-        'clusters = model.predict("a/folder/of/images")',
-        "```",
-    ]
+        repeat = f".repeat_interleave({times}, 2).repeat_interleave({times}, 3)"
+    heading, code = f"## With timm: features of the {choice} encoder", _WITH_TIMM.format(size=size, repeat=repeat)
+    return [heading, *note, code, "Mean and deviation are in `config.json`."]
 
 
 def data_name(data: str | None) -> str | None:
@@ -116,13 +99,8 @@ def is_edited(text: str) -> bool:
     return seal is None or seal[1] != _digest(text[: seal.start()])
 
 
-def as_text(content: bytes) -> str:
-    """A card as it lies on the disk: an editor may have left any bytes and ends of lines in it, which are kept."""
-    return content.decode("utf-8", "surrogateescape")
-
-
 def as_bytes(text: str) -> bytes:
-    """What ``as_text`` was given."""
+    """A card as it was read, whatever bytes an editor left in it."""
     return text.encode("utf-8", "surrogateescape")
 
 

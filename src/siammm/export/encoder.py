@@ -16,13 +16,12 @@ from siammm.core.errors import InputError
 from siammm.core.files import make_readable
 from siammm.core.text import one_line
 from siammm.data.augment import clean_side
-from siammm.export.as_timm import TimmModel, as_timm, repeated
-from siammm.export.card import as_bytes, as_text, data_name, is_edited, model_card
+from siammm.export.as_timm import TimmModel, as_timm, same_features
+from siammm.export.card import as_bytes, data_name, is_edited, model_card
 from siammm.learn.networks import Encoder
 from siammm.runs import files
 from siammm.runs.network_file import save_network
 from siammm.runs.run import EncoderChoice, Run, is_run_folder
-from siammm.settings.training import TrainConfig
 
 
 def write_encoder(
@@ -34,7 +33,10 @@ def write_encoder(
     """
     encoder = run.encoder(choice)
     timm_model = as_timm(encoder.backbone, run.config.network.backbone, run.view.size)
-    save_network(folder / files.NETWORKS, run.network, without_paths(run.config), run.view)
+    # Without folders of the machine that trained: an export is often public.
+    config = replace(run.config, data=data_name(run.config.data), output=None, resume=None)
+    config = replace(config, run=replace(config.run, probe=None))
+    save_network(folder / files.NETWORKS, run.network, config, run.view)
     if run.has_clusters:
         run.mixture.save(folder / files.MIXTURE)
     if timm_model is not None:
@@ -46,11 +48,6 @@ def write_encoder(
     if timm_model is not None:
         _check(folder, encoder, run.view.size, timm_model)
     return timm_model
-
-
-def without_paths(config: TrainConfig) -> TrainConfig:
-    """The settings without folders of the machine that trained: an export is often public."""
-    return replace(config, data=data_name(config.data), output=None, resume=None, run=replace(config.run, probe=None))
 
 
 def _config(run: Run, timm_model: TimmModel | None, encoder: Encoder) -> dict[str, Any]:
@@ -92,17 +89,14 @@ def _config(run: Run, timm_model: TimmModel | None, encoder: Encoder) -> dict[st
     }
 
 
-@torch.no_grad()
 def _check(folder: Path, encoder: Encoder, size: int, timm_model: TimmModel) -> None:
     """Load the folder as anybody would, and compare: what is written is what was tried."""
     import timm
 
     with torch.random.fork_rng(devices=[]):
         model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    x = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(1))
-    ours = deepcopy(encoder.backbone).cpu().float().eval()(x)  # on the CPU, as the other
-    theirs = model(repeated(x, timm_model.repeat))
-    if not torch.allclose(theirs, ours, rtol=1e-4, atol=1e-4 * max(1.0, float(ours.abs().max()))):
+    ours = deepcopy(encoder.backbone).cpu().float().eval()
+    if not same_features(model, ours, size, timm_model.repeat, tolerance=1e-4):
         raise InputError(
             f"timm reads the exported {timm_model.architecture} back with other features, so it was not kept; leave "
             "encoder out of --formats, and tell the developers."
@@ -112,13 +106,13 @@ def _check(folder: Path, encoder: Encoder, size: int, timm_model: TimmModel) -> 
 def kept_card(folder: Path) -> str | None:
     """The model card in a folder, if somebody has edited it."""
     try:
-        text = as_text((folder / files.CARD).read_bytes())
+        # An editor may have left any bytes and ends of lines in it, which are kept.
+        text = (folder / files.CARD).read_bytes().decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InputError(
-            f"The card {folder / files.CARD} cannot be read ({one_line(error)}) to be kept; choose another folder."
-        ) from error
+        what = f"The card {folder / files.CARD} cannot be read ({one_line(error)}) to be kept"
+        raise InputError(f"{what}; choose another folder.") from error
     return text if is_edited(text) else None
 
 
@@ -128,6 +122,6 @@ def write_card(folder: Path, text: str) -> None:
 
 
 def refuse_run_folder(folder: Path) -> None:
-    """Never write an encoder's ``config.json`` over that of a run, which could then not go on."""
+    """Refuse to replace the ``config.json`` of a run, which could then not be resumed."""
     if is_run_folder(folder):
         raise InputError(f"{folder} is a run folder, whose {files.CONFIG} would be replaced; choose another folder.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from siammm.core.errors import InputError, StoredFileError
 from siammm.core.text import one_line
@@ -17,9 +18,8 @@ def check_repository(repo_id: str) -> None:
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise InputError(
-            f"--hub is {repo_id!r}, no name of a repository ({one_line(error)}); give USER/NAME."
-        ) from error
+        reason = f"no name of a repository ({one_line(error)})"
+        raise InputError(f"--hub is {repo_id!r}, {reason}; give USER/NAME.") from error
 
 
 def push(folder: Path, repo_id: str) -> str:
@@ -29,12 +29,9 @@ def push(folder: Path, repo_id: str) -> str:
     api = HfApi(library_name="siammm")
     try:
         repository = api.create_repo(repo_id, exist_ok=True).repo_id
-        api.upload_folder(
-            repo_id=repository,
-            folder_path=folder,
-            allow_patterns=list(files.PRETRAINED_NAMES),
-            commit_message="Encoder and clusters by siammm",
-        )
+        names: list[str] = list(files.PRETRAINED_NAMES)
+        message = "Encoder and clusters by siammm"
+        api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=names, commit_message=message)
     except Exception as error:  # what a network, a proxy and a hub raise is of any type
         raise InputError(
             f"The export is complete in {folder}, but {repo_id} cannot be pushed to ({one_line(error)}); log in with "
@@ -43,32 +40,17 @@ def push(folder: Path, repo_id: str) -> str:
     return f"{api.endpoint}/{repository}"
 
 
-def fetch(
-    model: str,
-    *,
-    revision: str | None = None,
-    cache_dir: str | Path | None = None,
-    force_download: bool = False,
-    local_files_only: bool = False,
-    token: str | bool | None = None,
-) -> Path:
-    """The folder of a model: itself, or a copy of the hub's."""
+def fetch(model: str, **options: Any) -> Path:
+    """The folder of a model: itself, or a copy of the hub's; ``options`` are those of ``snapshot_download``."""
     if Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download
 
+    wanted = [files.NETWORKS, files.MIXTURE, files.CONFIG]
     try:
-        return Path(
-            snapshot_download(
-                model,
-                revision=revision,
-                cache_dir=cache_dir,
-                force_download=force_download,
-                local_files_only=local_files_only,
-                token=token,
-                allow_patterns=[files.NETWORKS, files.MIXTURE, files.CONFIG],
-            )
-        )
+        return Path(snapshot_download(model, allow_patterns=wanted, **options))
+    except TypeError:  # an option that it does not have
+        raise
     except Exception as error:  # as above
         raise StoredFileError(
             f"{model} is no folder, and no model that the hub gives ({one_line(error)}); check the path or the name."

@@ -28,11 +28,9 @@ class OutlierScale:
 
     @classmethod
     def of(cls, log_density_N: np.ndarray) -> OutlierScale:
-        """The scale of these reference images: where they lie, it is ``outlier_score``.
+        """The scale of these reference images, whose scores are those of ``outlier_score``.
 
-        Images whose densities are equal but for rounding share a point. Rounding of what comes before the density, in
-        the network, may be more, and move an image that has a close neighbour by a part of a place; to smooth that
-        away as well would move many more images away from the rank that they have.
+        Images whose densities are equal but for rounding share a point.
         """
         density_N = np.sort(np.asarray(log_density_N, dtype=np.float64))
         n = len(density_N)

@@ -8,7 +8,6 @@ Legend:  N images, D columns of a row, K clusters.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from siammm.export.rows import EncodedImages
 from siammm.metrics.outliers import outlier_score
 from siammm.mixture.estimator import VonMisesFisherMixture
 
-_BYTES_OF_A_GROUP = 2**26
+_BYTES_OF_A_GROUP, _LEAST_ROWS = 2**26, 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,15 +79,12 @@ def write_parquet(path: Path, table: ImageTable, *, name: str = "embedding") -> 
     facts = {"version": __version__, "n_images": n, "n_dimensions": width}
     schema = pa.schema(fields, metadata={"siammm": json.dumps(facts)})
     # Dictionaries are for words that come back; in numbers that never do they cost time and room.
-    repeated: Any = [
-        field.name for field in fields if pa.types.is_string(field.type) or pa.types.is_integer(field.type)
-    ]
+    repeated: Any = [one.name for one in fields if pa.types.is_string(one.type) or pa.types.is_integer(one.type)]
+    group = max(_LEAST_ROWS, min(2**17, _BYTES_OF_A_GROUP // (4 * width)))
     with pq.ParquetWriter(path, schema, use_dictionary=repeated) as writer:
-        for first, last in _groups(n, width):
-            block = np.ascontiguousarray(table.rows[first:last])
-            arrays: dict[str, Any] = {
-                name: pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1), pa.float32()), type=vector)
-            }
+        for first in range(0, n, group):
+            last = min(first + group, n)
+            arrays: dict[str, Any] = {name: _vectors(table.rows[first:last])}
             arrays |= {column: values.slice(first, last - first) for column, values in table.columns.items()}
             batch = pa.record_batch([arrays[field.name] for field in fields], schema=schema)
             writer.write_batch(batch, row_group_size=last - first)
@@ -109,21 +105,17 @@ def write_npz(path: Path, table: ImageTable, *, name: str = "embeddings") -> Non
 
 def clusters_table(mixture: VonMisesFisherMixture, table: ImageTable) -> pa.Table:
     """One row per cluster: how many of the images it has, its parameters, and what its images are mostly labelled."""
-    k, d = np.asarray(mixture.mean_directions_).shape
+    k = len(mixture.weights_)
     cluster_N = table.columns["cluster"].to_numpy()
-    direction_KD = np.ascontiguousarray(mixture.mean_directions_, dtype=np.float32)
     columns: dict[str, Any] = {
         "cluster": pa.array(np.arange(k), pa.int32()),
         "size": pa.array(np.bincount(cluster_N, minlength=k), pa.int64()),
         "weight": pa.array(np.asarray(mixture.weights_, dtype=np.float64)),
         "concentration": pa.array(np.asarray(mixture.concentrations_, dtype=np.float64)),
-        "mean_direction": pa.FixedSizeListArray.from_arrays(
-            pa.array(direction_KD.reshape(-1)), type=pa.list_(pa.float32(), d)
-        ),
+        "mean_direction": _vectors(np.asarray(mixture.mean_directions_)),
     }
     if "label" in table.columns:
-        majority, purity = _majorities(cluster_N, table.columns["label"], k)
-        columns["majority_label"], columns["purity"] = majority, purity
+        columns["majority_label"], columns["purity"] = _majorities(cluster_N, table.columns["label"], k)
     return pa.table(columns)
 
 
@@ -144,7 +136,6 @@ def _majorities(cluster_N: np.ndarray, label_N: pa.Array, k: int) -> tuple[pa.Ar
     return names.take(chosen), pa.array(shares, pa.float64())
 
 
-def _groups(n: int, width: int) -> Iterator[tuple[int, int]]:
-    rows = max(1024, min(2**17, _BYTES_OF_A_GROUP // (4 * width)))
-    for first in range(0, n, rows):
-        yield first, min(first + rows, n)
+def _vectors(row_ND: np.ndarray) -> pa.FixedSizeListArray:
+    values = pa.array(np.ascontiguousarray(row_ND, dtype=np.float32).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(values, type=pa.list_(pa.float32(), row_ND.shape[1]))

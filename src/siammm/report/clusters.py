@@ -139,7 +139,6 @@ def build_clusters(run: Run, measured: Measured, rows: Rows, *, seed: int) -> li
     nearest = _nearest_clusters(run.mean_KD)
     sum_K = np.bincount(run.cluster_N, weights=measured.cosine_N, minlength=run.n_clusters)
     cohesion_K = np.clip(sum_K / np.maximum(measured.count_K, 1), -1.0, 1.0)
-    concentration_K, weight_K = run.concentration_K, run.weight_K
     inside_K = members(run.cluster_N, run.n_clusters)
     ordered_K = [inside[np.argsort(-measured.cosine_N[inside], kind="stable")] for inside in inside_K]
     # The central images of all clusters come first: the page holds their thumbnails itself before any others.
@@ -156,8 +155,8 @@ def build_clusters(run: Run, measured: Measured, rows: Rows, *, seed: int) -> li
         clusters.append(
             Cluster(
                 size=int(measured.count_K[k]),
-                weight=number(weight_K[k]),
-                concentration=number(concentration_K[k]),
+                weight=number(run.mixture.weights_[k]),
+                concentration=number(run.mixture.concentrations_[k]),
                 cohesion=number(cohesion_K[k], 4),
                 label=label_counts[0][0] if label_counts else -1,
                 purity=number(label_counts[0][1] / n_labelled, 4) if n_labelled else None,

@@ -122,7 +122,7 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
         title=f"{run.name}: {counted(run.n_clusters, 'cluster')} of {counted(run.n_images, 'image')}",
         made=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
         version=siammm.__version__,
-        run=history.run_summary(run, data=run.images.data, image_size=run.image_size),
+        run=history.run_summary(run, data=run.images.data, image_size=run.view.size),
         label_names=labels.names,
         curves=history.curves_of(run),
         merge_rounds=history.merge_rounds(run),

@@ -133,16 +133,13 @@ def environment(command: str) -> dict[str, Any]:
     """What figures depend on besides the settings."""
     import torch
 
+    versions = {"siammm": siammm.__version__, "python": platform.python_version()}
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "date": datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
         "command": command,
         "commit": commit(),
-        "versions": {
-            "siammm": siammm.__version__,
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in _LIBRARIES},
-        },
+        "versions": versions | {name: metadata.version(name) for name in _LIBRARIES},
         "machine": {"system": platform.platform(terse=True), "gpu": gpu, "threads": torch.get_num_threads()},
     }
 

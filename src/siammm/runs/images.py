@@ -91,9 +91,7 @@ def find_images(
     """Find a run's images in ``data``. Images that the user gave must be there; the run's own may be gone."""
     found = RunImages(source=None, data=printable(data), position_N=np.full(len(ids), -1), reading=reading, notes=[])
     try:
-        source = open_source(
-            data, image_key=reading.image_key, label_key=reading.label_key, max_pixels=reading.max_pixels
-        )
+        source = open_images(data, reading)
     except SiamMMError as error:
         if was_given:
             raise

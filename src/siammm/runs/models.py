@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ from siammm.runs.run import EncoderChoice, Run
 
 _USUAL_SIZE = 224
 _LARGEST_WITH_FINE_STEM = 96
+Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +64,9 @@ class Model:
         feature_BD = self.backbone(x).float()
         if self.run is None or self.mixture is None:
             return feature_BD, None
-        projector = self.run.clustered.projector
-        same = self.run.clustered.backbone is self.backbone
-        embedding_BE = projector(feature_BD).float() if same else self.run.clustered(x).float()
-        return feature_BD, nn.functional.normalize(embedding_BE, dim=1)
+        clustered = self.run.clustered
+        embedding_BE = clustered.projector(feature_BD) if clustered.backbone is self.backbone else clustered(x)
+        return feature_BD, nn.functional.normalize(embedding_BE.float(), dim=1)
 
 
 def is_foreign(given: str) -> bool:
@@ -76,11 +76,7 @@ def is_foreign(given: str) -> bool:
 
 
 def open_model(
-    given: str,
-    *,
-    encoder: EncoderChoice = "online",
-    image_size: int | None = None,
-    device: torch.device | str = "cpu",
+    given: str, *, encoder: EncoderChoice = "online", image_size: int | None = None, device: torch.device | str = "cpu"
 ) -> Model:
     """Open a run, or a model of timm or torchvision.
 
@@ -90,10 +86,7 @@ def open_model(
     if image_size is not None and image_size < 1:
         raise InputError(f"--image-size is {image_size}, but an image has 1 pixel or more a side; leave it out.")
     if is_foreign(given):
-        scheme, _, rest = given.partition(":")
-        name, _, path = rest.partition(":")
-        build = _from_timm if scheme == "timm" else _from_torchvision
-        model = build(given, name, Path(path).expanduser() if path else None, encoder, image_size)
+        model = _foreign(given, encoder, image_size)
         on_device(model.backbone, device)
         return model
     run = Run.open(given, device=device)
@@ -111,7 +104,7 @@ def open_model(
             "path": str(run.path.resolve()),
             "backbone": run.config.network.backbone,
             "encoder": encoder,
-            "image_size": run.image_size,
+            "image_size": run.view.size,
             "n_features": int(cast(Any, backbone).num_features),
             "n_clusters": run.n_clusters if run.has_clusters else None,
             "epochs": run.config.optimisation.epochs,
@@ -127,85 +120,28 @@ def features(
     """Features (N, D) of a loader's images as the backbone leaves them, and the unit embeddings (N, E) that a run's
     mixture is of; both in float32 on the loader's device.
     """
-    feature_parts: list[Tensor] = []
-    embedding_parts: list[Tensor] = []
+    parts: list[tuple[Tensor, Tensor | None]] = []
     for first, (feature_BD, embedding_BE) in encode_batches(model.features, loader):
-        feature_parts.append(feature_BD)
-        if embedding_BE is not None:
-            embedding_parts.append(embedding_BE)
+        parts.append((feature_BD, embedding_BE))
         if progress is not None:
             progress(first + len(feature_BD), loader.n_images)
-    if not feature_parts:
+    if not parts:
         raise InputError(f"{loader.source.name} has no images that can be read; give another set.")
-    return torch.cat(feature_parts), torch.cat(embedding_parts) if embedding_parts else None
+    embeddings = [embedding for _, embedding in parts if embedding is not None]
+    return torch.cat([feature for feature, _ in parts]), torch.cat(embeddings) if embeddings else None
 
 
 # -- other people's models ---------------------------------------------------------------------------------------------
 
 
-def _from_timm(given: str, name: str, path: Path | None, choice: EncoderChoice, image_size: int | None) -> Model:
-    import timm
-
-    if not timm.is_model(name):
-        raise _unknown("timm", name, timm.list_models())
-    pretrained: Any = timm.get_pretrained_cfg(name)
-    settings: dict[str, Any] = {} if pretrained is None else dict(pretrained.to_dict())
-    usual = int((settings.get("input_size") or (3, _USUAL_SIZE, _USUAL_SIZE))[-1])
-    size = image_size or usual
-    if path is None:
-        backbone, loaded = _pretrained(name, size), None
-    else:
-        tensors = weights.read_tensors(path)
-        with torch.random.fork_rng(devices=[]):  # new weights are drawn only to be replaced
-            backbone = build_backbone(name, image_size=_size_of_stem(tensors, size), zero_init_residual=False)
-        loaded = weights.load_matching(backbone, tensors, name=name, path=path, prefer_slow=choice == "momentum")
-    mean, std = settings.get("mean") or IMAGENET_MEAN, settings.get("std") or IMAGENET_STD
-    view = replace(views(size)[0], mean=tuple(mean), std=tuple(std))
-    return _foreign("timm", given, name, backbone, view, path, loaded)
-
-
-def _pretrained(name: str, size: int) -> nn.Module:
-    try:
-        return build_backbone(name, image_size=size, pretrained=True, zero_init_residual=False)
-    except InputError as error:
-        # The sentence is written for training, which can do without.
-        raise InputError(str(error).replace("train without them", f"give a file, as in timm:{name}:WEIGHTS")) from error
-
-
-def _from_torchvision(given: str, name: str, path: Path | None, choice: EncoderChoice, image_size: int | None) -> Model:
-    from torchvision import models
-
-    known = models.list_models(module=models)
-    if name not in known:
-        raise _unknown("torchvision", name, known)
-    size = image_size or _USUAL_SIZE
-    with torch.random.fork_rng(devices=[]):
-        try:
-            backbone = models.get_model(name, weights="DEFAULT" if path is None else None)
-        except Exception as error:  # what a download raises is of any type
-            raise InputError(
-                f"The weights of torchvision's {name} are out of reach ({one_line(error)}); give "
-                f"torchvision:{name}:WEIGHTS."
-            ) from error
-    _without_classifier(backbone, name)
-    loaded = None
-    if path is not None:
-        tensors = weights.read_tensors(path)
-        loaded = weights.load_matching(backbone, tensors, name=name, path=path, prefer_slow=choice == "momentum")
-    view = replace(views(size)[0], mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    return _foreign("torchvision", given, name, backbone, view, path, loaded)
-
-
-def _foreign(
-    kind: str,
-    given: str,
-    name: str,
-    backbone: nn.Module,
-    view: ViewSettings,
-    path: Path | None,
-    loaded: weights.Loaded | None,
-) -> Model:
-    _try(backbone, given, view.size)
+def _foreign(given: str, choice: EncoderChoice, image_size: int | None) -> Model:
+    """A model of timm or torchvision, pretrained or with the weights of a checkpoint."""
+    kind, _, rest = given.partition(":")
+    name, _, file = rest.partition(":")
+    path = Path(file).expanduser() if file else None
+    _check_name(kind, name)
+    tensors = None if path is None else weights.read_tensors(path)
+    backbone, view = (_from_timm if kind == "timm" else _from_torchvision)(name, tensors, image_size)
     record: dict[str, Any] = {
         "kind": kind,
         "name": given,
@@ -214,15 +150,44 @@ def _foreign(
         "n_features": int(cast(Any, backbone).num_features),
         "weights": "pretrained" if path is None else str(path.resolve()),
     }
-    if loaded is not None:
-        record |= {
-            "prefix": loaded.prefix,
-            "tensors_matched": loaded.n_matched,
-            "tensors_missing": loaded.missing,
-            "tensors_unused": loaded.unused,
-        }
-    warning = None if loaded is None or path is None else loaded.sentence(path)
+    warning = None
+    if path is not None and tensors is not None:
+        loaded = weights.load_matching(backbone, tensors, name=name, path=path, prefer_slow=choice == "momentum")
+        record, warning = record | asdict(loaded), loaded.sentence(path)
+    _try(backbone, given, view.size)
     return Model(name=given, backbone=backbone, view=view, record=record, warning=warning)
+
+
+def _from_timm(name: str, tensors: Tensors | None, image_size: int | None) -> tuple[nn.Module, ViewSettings]:
+    import timm
+
+    pretrained: Any = timm.get_pretrained_cfg(name)
+    settings: dict[str, Any] = {} if pretrained is None else dict(pretrained.to_dict())
+    size = image_size or int((settings.get("input_size") or (_USUAL_SIZE,))[-1])
+    built_for = size if tensors is None else _size_of_stem(tensors, size)
+    try:
+        with torch.random.fork_rng(devices=[]):  # new weights are drawn only to be replaced
+            backbone = build_backbone(name, image_size=built_for, pretrained=tensors is None, zero_init_residual=False)
+    except InputError as error:
+        # The sentence is written for training, which can do without.
+        raise InputError(str(error).replace("train without them", f"give a file, as in timm:{name}:WEIGHTS")) from error
+    mean, std = settings.get("mean") or IMAGENET_MEAN, settings.get("std") or IMAGENET_STD
+    return backbone, replace(views(size)[0], mean=tuple(mean), std=tuple(std))
+
+
+def _from_torchvision(name: str, tensors: Tensors | None, image_size: int | None) -> tuple[nn.Module, ViewSettings]:
+    from torchvision import models
+
+    with torch.random.fork_rng(devices=[]):
+        try:
+            backbone = models.get_model(name, weights="DEFAULT" if tensors is None else None)
+        except Exception as error:  # what a download raises is of any type
+            reason = f"are out of reach ({one_line(error)})"
+            raise InputError(
+                f"The weights of torchvision's {name} {reason}; give torchvision:{name}:WEIGHTS."
+            ) from error
+    _without_classifier(backbone, name)
+    return backbone, replace(views(image_size or _USUAL_SIZE)[0], mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
 @torch.no_grad()
@@ -232,16 +197,14 @@ def _try(backbone: nn.Module, given: str, size: int) -> None:
     try:
         feature_1D = backbone(torch.zeros(1, 3, size, size))
     except (RuntimeError, AssertionError, ValueError) as error:
-        raise InputError(
-            f"{given} cannot be shown images of {size} x {size} pixels ({one_line(error)[:200]}); give another "
-            "--image-size."
-        ) from error
+        what = f"images of {size} x {size} pixels ({one_line(error)[:200]})"
+        raise InputError(f"{given} cannot be shown {what}; give another --image-size.") from error
     if not isinstance(feature_1D, Tensor) or feature_1D.ndim != 2:
         shape = tuple(feature_1D.shape) if isinstance(feature_1D, Tensor) else type(feature_1D).__name__
         raise InputError(f"{given} turns an image into {shape}, not into a row of features; measure another model.")
 
 
-def _size_of_stem(tensors: dict[str, Tensor], size: int) -> int:
+def _size_of_stem(tensors: Tensors, size: int) -> int:
     """The size to build a ResNet for: one trained on small images has a stem of 3 x 3, which its weights show."""
     first = weights.shape_of(tensors, "conv1.weight") or weights.shape_of(tensors, "0.weight")
     coarse = first is not None and len(first) == 4 and first[-1] > 3
@@ -259,7 +222,16 @@ def _without_classifier(model: nn.Module, name: str) -> None:
     cast(Any, model).num_features = layer.in_features
 
 
-def _unknown(kind: str, name: str, known: list[str]) -> InputError:
-    near = difflib.get_close_matches(name, known, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else "check its name."
-    return InputError(f"{kind} has no model {name!r}; {hint}")
+def _check_name(kind: str, name: str) -> None:
+    if kind == "timm":
+        import timm
+
+        known = [name] if timm.is_model(name) else timm.list_models()
+    else:
+        from torchvision import models
+
+        known = models.list_models(module=models)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "check its name."
+        raise InputError(f"{kind} has no model {name!r}; {hint}")

@@ -50,11 +50,9 @@ class Run:
     """
 
     def __init__(self, given: str | Path, *, device: torch.device | str = "cpu", progress: Progress = silent) -> None:
-        self.given = shown(given)
-        """The run as the user named it, for messages."""
-        self.path = Path(given).expanduser()
-        self.device = torch.device(device)
-        self._progress = progress
+        self.given, self.path = shown(given), Path(given).expanduser()
+        """The run as the user named it, for messages, and its folder."""
+        self.device, self._progress = torch.device(device), progress
 
     @classmethod
     def open(cls, given: str | Path, *, device: torch.device | str = "cpu", progress: Progress = silent) -> Self:
@@ -66,26 +64,21 @@ class Run:
         if run._network_file.is_file():
             return run
         if run._has_own_config:
-            raise InputError(
-                f"The run {run.given} has not finished; continue with: siammm train --resume {shlex.quote(str(given))}."
-            )
+            command = f"siammm train --resume {shlex.quote(str(given))}"
+            raise InputError(f"The run {run.given} has not finished; continue with: {command}.")
         if (run.path / files.MIXTURE).is_file() and (run.path / files.ASSIGNMENTS).is_file():
-            raise InputError(
-                f"{run.given} was written by siammm cluster, which has no encoder and no images; give a run folder "
-                "that siammm train wrote."
-            )
-        raise InputError(
-            f"{run.given} is a folder, but no run: it has no {files.ENCODER}; give one that siammm train wrote."
-        )
+            reason = "was written by siammm cluster, which has no encoder and no images"
+            raise InputError(f"{run.given} {reason}; give a run folder that siammm train wrote.")
+        reason = f"is a folder, but no run: it has no {files.ENCODER}"
+        raise InputError(f"{run.given} {reason}; give one that siammm train wrote.")
 
     @classmethod
     def unfinished(cls, given: str | Path) -> Self:
         """A run to resume: of its parts there are config, facts, metrics and a checkpoint."""
         run = cls(given)
         if not run._has_own_config:
-            raise InputError(
-                f"{run.given} is not a run folder: it has no {files.CONFIG}; give the folder that siammm train wrote."
-            )
+            reason = f"is not a run folder: it has no {files.CONFIG}"
+            raise InputError(f"{run.given} {reason}; give the folder that siammm train wrote.")
         return run
 
     @classmethod
@@ -165,8 +158,7 @@ class Run:
     @cached_property
     def _has_own_config(self) -> bool:
         """Whether config.json is ours; that of an export is timm's."""
-        path = self.path / files.CONFIG
-        return path.is_file() and not (self.path / files.NETWORKS).is_file()
+        return (self.path / files.CONFIG).is_file() and not (self.path / files.NETWORKS).is_file()
 
     @cached_property
     def _stored(self) -> tuple[TrainConfig, dict[str, Any]]:
@@ -207,11 +199,6 @@ class Run:
     def view(self) -> ViewSettings:
         """How images are shown to the encoder without augmentation."""
         return self._header[1]
-
-    @property
-    def image_size(self) -> int:
-        """Pixels of the side of an image as the encoder sees it."""
-        return self.view.size
 
     @cached_property
     def _network_file(self) -> Path:
@@ -254,17 +241,7 @@ class Run:
     @property
     def mean_KD(self) -> np.ndarray:
         """The mean direction of each cluster."""
-        return _array(self.mixture.mean_directions_)
-
-    @property
-    def concentration_K(self) -> np.ndarray:
-        """The concentration of each cluster."""
-        return _array(self.mixture.concentrations_)
-
-    @property
-    def weight_K(self) -> np.ndarray:
-        """The weight of each cluster."""
-        return _array(self.mixture.weights_)
+        return torch.as_tensor(self.mixture.mean_directions_).double().cpu().numpy()
 
     # -- the table of images -----------------------------------------------------------------------------------------
 
@@ -273,18 +250,16 @@ class Run:
         """One row per image: id, cluster, group, probability, outlier_score, and label if there are labels."""
         path, n_clusters = self.path / files.ASSIGNMENTS, self.n_clusters
         if not path.is_file() and not self._has_own_config:
-            raise InputError(
-                f"{self.given} does not say which images it was trained on; give a run folder that siammm train wrote."
-            )
+            reason = "does not say which images it was trained on"
+            raise InputError(f"{self.given} {reason}; give a run folder that siammm train wrote.")
         try:
             table = pq.read_table(path)
             cluster_N = table.column("cluster").to_numpy()
             for name in ("id", "probability", "outlier_score"):
                 table.column(name)
         except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-            raise StoredFileError(
-                f"{path} cannot be read ({one_line(error)}); copy the whole run folder, or train again."
-            ) from error
+            remedy = "copy the whole run folder, or train again"
+            raise StoredFileError(f"{path} cannot be read ({one_line(error)}); {remedy}.") from error
         if not len(table):
             raise StoredFileError(f"{path} holds no images; train again.")
         if not 0 <= cluster_N.min() <= cluster_N.max() < n_clusters:
@@ -379,9 +354,8 @@ class Run:
         except (OSError, ValueError) as error:
             raise StoredFileError(f"{path} cannot be read ({one_line(error)}); remove it to embed again.") from error
         if embeddings.shape != wanted or embeddings.dtype.kind != "f":
-            raise StoredFileError(
-                f"{path} has the shape {embeddings.shape}, but the run has {wanted}; remove it to embed again."
-            )
+            shape = embeddings.shape
+            raise StoredFileError(f"{path} has the shape {shape}, but the run has {wanted}; remove it to embed again.")
         return embeddings
 
     def _encoded_again(self) -> np.ndarray:
@@ -391,15 +365,11 @@ class Run:
                 f"The run {self.given} kept no embeddings, and its images are no longer all in "
                 f"{shown(self.images.data)}; say with --data where they are."
             )
+        subset, reading, what = SourceSubset(source, position_N), self.images.reading, "reading the images again"
         try:
+            # No image may be unreadable: a row that is missing would shift all others.
             loader = image_loader(
-                SourceSubset(source, position_N),
-                self.view,
-                self.images.reading,
-                self.device,
-                limit=0.0,  # a row that is missing would shift all others
-                progress=self._progress,
-                what="reading the images again",
+                subset, self.view, reading, self.device, limit=0.0, progress=self._progress, what=what
             )
         except InputError as error:
             raise InputError(
@@ -450,7 +420,3 @@ def _natural(label: Any) -> tuple[int, float, str]:
     """Numbers by their value, then text by its letters: "10" comes after "9"."""
     text = str(label)
     return (0, float(text), text) if text.isascii() and text.isdigit() else (1, 0.0, text)
-
-
-def _array(parameter: Any) -> np.ndarray:
-    return torch.as_tensor(parameter).double().cpu().numpy()

@@ -39,22 +39,19 @@ class Loaded:
 
     prefix: str
     """Where in the file the weights were, such as ``state_dict.module.encoder_q.``."""
-    n_matched: int
+    tensors_matched: int
     """Tensors of the model that were found."""
-    missing: list[str]
+    tensors_missing: list[str]
     """Tensors of the model that were not found, or have another shape there; they keep their random values."""
-    unused: list[str]
+    tensors_unused: list[str]
     """Tensors in the same place of the file that the model has no use for, such as its heads."""
 
     def sentence(self, path: Path) -> str | None:
         """What the user should know before believing the figures; None where all is well."""
-        if not self.missing:
+        if not self.tensors_missing:
             return None
-        total = self.n_matched + len(self.missing)
-        return (
-            f"{len(self.missing)} of the model's {total} tensors are not in {path} and stay random: "
-            f"{_listed(self.missing)}."
-        )
+        n, names = len(self.tensors_missing), _listed(self.tensors_missing)
+        return f"{n} of the model's {self.tensors_matched + n} tensors are not in {path} and stay random: {names}."
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -95,7 +92,7 @@ def load_matching(
     """
     wanted = {key: tensor for key, tensor in model.state_dict().items() if not key.endswith(_COUNTER)}
     best: tuple[int, bool, str, dict[str, str]] | None = None
-    for spelling in (_by_name(wanted), _by_number(model, wanted)):
+    for spelling in ({key: key for key in wanted}, _by_number(model, wanted)):
         for prefix in _prefixes(spelling, tensors):
             found = {
                 key: prefix + there
@@ -117,16 +114,12 @@ def load_matching(
     model.load_state_dict({key: tensors[there] for key, there in found.items()}, strict=False)
     used = set(found.values())
     unused = [key for key in tensors if key.startswith(best[2]) and key not in used and not key.endswith(_COUNTER)]
-    return Loaded(prefix=best[2], n_matched=len(found), missing=missing, unused=unused)
+    return Loaded(prefix=best[2], tensors_matched=len(found), tensors_missing=missing, tensors_unused=unused)
 
 
 def shape_of(tensors: Mapping[str, Tensor], ending: str) -> tuple[int, ...] | None:
     """The shape of the first tensor whose name ends so."""
-    return next((tuple(t.shape) for key, t in tensors.items() if key == ending or key.endswith(f".{ending}")), None)
-
-
-def _by_name(wanted: Mapping[str, Tensor]) -> dict[str, str]:
-    return {key: key for key in wanted}
+    return next((tuple(t.shape) for key, t in tensors.items() if f".{key}".endswith(f".{ending}")), None)
 
 
 def _by_number(model: nn.Module, wanted: Mapping[str, Tensor]) -> dict[str, str]:
@@ -139,12 +132,8 @@ def _by_number(model: nn.Module, wanted: Mapping[str, Tensor]) -> dict[str, str]
 def _prefixes(spelling: Mapping[str, str], tensors: Mapping[str, Tensor]) -> list[str]:
     """The places in the file at which one of the first tensors is found, in the order of the file."""
     anchors = list(spelling.values())[:_ANCHORS]
-    found: dict[str, None] = {}
-    for key in tensors:
-        for anchor in anchors:
-            if key == anchor or key.endswith(f".{anchor}"):
-                found[key[: len(key) - len(anchor)]] = None
-    return list(found)
+    found = (key.removesuffix(anchor) for key in tensors for anchor in anchors if f".{key}".endswith(f".{anchor}"))
+    return list(dict.fromkeys(found))
 
 
 def _listed(keys: list[str]) -> str:

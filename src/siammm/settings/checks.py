@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from siammm.core.errors import InputError
 from siammm.settings.fields import value_of
@@ -34,72 +35,50 @@ def check_settings(config: TrainConfig) -> None:
         value = value_of(config, name)
         if value is not None and not low <= value <= high:
             raise InputError(f"{_flag(name)} is {value}, but it must be from {low:g} to {high:g}.")
-    for refused, message in _combinations(config):
-        if refused:
-            raise InputError(message)
+    for message in _contradictions(config):
+        raise InputError(message)
 
 
-def _combinations(config: TrainConfig) -> list[tuple[bool, str]]:
-    """Settings that contradict each other, and what to do about them."""
+def _contradictions(config: TrainConfig) -> Iterator[str]:
+    """What is wrong with settings that contradict each other, and what to do about it."""
     objective, clustering, network = config.objective, config.clustering, config.network
     instance, cluster, layers = objective.instance_loss, objective.cluster_loss, network.predictor_layers
     has_momentum_encoder = network.momentum_encoder and instance != "simsiam"
     fewest = min(clustering.more_components, default=1)
-    return [
-        (
-            instance == "none" and cluster == "none",
-            "--instance-loss and --cluster-loss are both none, so there is nothing to learn; use one of them.",
-        ),
-        (
-            instance == "none" and clustering.cluster_after > 0,
-            f"--cluster-after is {clustering.cluster_after}, but with --instance-loss none nothing is learned before; "
-            "use 0.",
-        ),
-        (
-            config.method == "propos" and clustering.n_components is None,
-            "--method propos needs the number of clusters; set it with --n-components.",
-        ),
-        (
-            cluster == "scattering" and clustering.merge != "none",
-            f"--cluster-loss scattering needs a fixed number of clusters, but --merge is {clustering.merge}; use none.",
-        ),
-        (
-            cluster == "scattering" and clustering.n_components == 1,
-            "--cluster-loss scattering pushes clusters apart, but --n-components is 1; use at least 2.",
-        ),
-        (
-            cluster == "swapped" and layers > 0,
-            f"--cluster-loss swapped has no predictor, but --predictor-layers is {layers}; use 0, or --method swav.",
-        ),
-        (
-            cluster == "scattering" and instance == "none" and layers > 0,
-            f"--cluster-loss scattering does not train the predictor and --instance-loss is none, but "
-            f"--predictor-layers is {layers}; use 0, or set an instance loss.",
-        ),
-        (
-            instance in ("cosine", "simsiam") and not has_momentum_encoder and not layers,
-            "Without a predictor or a momentum encoder the embeddings collapse to one point; use --predictor-layers 2.",
-        ),
-        (
-            network.predictor_noise > 0 and not layers,
-            f"--predictor-noise is {network.predictor_noise}, but --predictor-layers is 0, so it has no effect; use 0.",
-        ),
-        (
-            objective.contrastive_temperature_end is not None and instance != "contrastive",
-            f"--contrastive-temperature-end is {objective.contrastive_temperature_end}, but --instance-loss {instance} "
-            "has no temperature; use None.",
-        ),
-        (
-            objective.queue_size > 0 and instance != "contrastive" and cluster != "swapped",
-            f"--queue-size is {objective.queue_size}, but only --instance-loss contrastive and --cluster-loss swapped "
-            "use a queue; use 0.",
-        ),
-        (
-            bool(clustering.more_components) and not objective.uses_mixture,
-            f"--more-components is set, but --cluster-loss {cluster} fits no mixture; leave it out.",
-        ),
-        (fewest < 1, f"--more-components is {fewest}, but it must be at least 1."),
-    ]
+    if instance == "none" and cluster == "none":
+        yield "--instance-loss and --cluster-loss are both none, so there is nothing to learn; use one of them."
+    if instance == "none" and clustering.cluster_after > 0:
+        why = "with --instance-loss none nothing is learned before"
+        yield f"--cluster-after is {clustering.cluster_after}, but {why}; use 0."
+    if config.method == "propos" and clustering.n_components is None:
+        yield "--method propos needs the number of clusters; set it with --n-components."
+    if cluster == "scattering" and clustering.merge != "none":
+        why = "--cluster-loss scattering needs a fixed number of clusters"
+        yield f"{why}, but --merge is {clustering.merge}; use none."
+    if cluster == "scattering" and clustering.n_components == 1:
+        yield "--cluster-loss scattering pushes clusters apart, but --n-components is 1; use at least 2."
+    if cluster == "swapped" and layers > 0:
+        why = "--cluster-loss swapped has no predictor"
+        yield f"{why}, but --predictor-layers is {layers}; use 0, or --method swav."
+    if cluster == "scattering" and instance == "none" and layers > 0:
+        why = "--cluster-loss scattering does not train the predictor and --instance-loss is none"
+        yield f"{why}, but --predictor-layers is {layers}; use 0, or set an instance loss."
+    if instance in ("cosine", "simsiam") and not has_momentum_encoder and not layers:
+        why = "Without a predictor or a momentum encoder the embeddings collapse to one point"
+        yield f"{why}; use --predictor-layers 2."
+    if network.predictor_noise > 0 and not layers:
+        why = "--predictor-layers is 0, so it has no effect"
+        yield f"--predictor-noise is {network.predictor_noise}, but {why}; use 0."
+    if objective.contrastive_temperature_end is not None and instance != "contrastive":
+        given, why = objective.contrastive_temperature_end, f"--instance-loss {instance} has no temperature"
+        yield f"--contrastive-temperature-end is {given}, but {why}; use None."
+    if objective.queue_size > 0 and instance != "contrastive" and cluster != "swapped":
+        why = "only --instance-loss contrastive and --cluster-loss swapped use a queue"
+        yield f"--queue-size is {objective.queue_size}, but {why}; use 0."
+    if clustering.more_components and not objective.uses_mixture:
+        yield f"--more-components is set, but --cluster-loss {cluster} fits no mixture; leave it out."
+    if fewest < 1:
+        yield f"--more-components is {fewest}, but it must be at least 1."
 
 
 def _flag(name: str) -> str:

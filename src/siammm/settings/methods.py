@@ -44,15 +44,9 @@ class Method:
 # SwAV and DeepCluster v2 compare 128-dimensional embeddings with prototypes at a temperature of .1, without a predictor
 # or a momentum encoder.
 _PROTOTYPES: dict[str, Any] = {
-    "instance_loss": "none",
-    "embedding_dim": 128,
-    "projector_layers": 2,
-    "projector_norm": "none",
-    "predictor_layers": 0,
-    "momentum_encoder": False,
-    "prototype_temperature": 0.1,
-    "cluster_after": 0.0,
-}
+    "instance_loss": "none", "embedding_dim": 128, "projector_layers": 2, "projector_norm": "none",
+    "predictor_layers": 0, "momentum_encoder": False, "prototype_temperature": 0.1, "cluster_after": 0.0,
+}  # fmt: skip
 # What a preset tunes for SiamMM's own losses does not apply to other methods.
 _UNTUNED: dict[str, Any] = {"contrastive_temperature_end": None, "cluster_weight": 1.0}
 # k-means from scratch in each epoch, with hard assignment.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -16,7 +17,7 @@ _CHANGEABLE = frozenset({"data", "resume", "device", "workers", "save_every", "t
 
 def as_plain(config: TrainConfig) -> dict[str, Any]:
     """The settings as JSON holds them."""
-    return _plain(dataclasses.asdict(config))
+    return json.loads(json.dumps(dataclasses.asdict(config), default=str))
 
 
 def from_plain(stored: dict[str, Any], origin: Path) -> TrainConfig:
@@ -46,12 +47,6 @@ def resumed(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
             )
         changed[name] = given
     return with_settings(stored, **changed | {"data": stored.data, "resume": None})
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    return str(value) if isinstance(value, Path) else value
 
 
 def _rebuilt(kind: Any, stored: dict[str, Any]) -> Any:
