@@ -188,7 +188,7 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
             given |= {"image_size": run.view.size, "settings": differing_settings(config), "device": device}
             model = cls(**given)
             model.config_, model.mixture_, model.network_, model._view = config, run.mixture, run.network, run.view
-        model.n_clusters_, model.metrics_ = run.n_clusters, []
+        model.n_clusters_, model.metrics_ = run.n_clusters, run.metrics
         return model
 
     # -- the hub ------------------------------------------------------------------------------------------------------

@@ -735,7 +735,7 @@ def test_what_is_kept_of_views_smaller_than_images_is_for_images(tmp_path: Path)
     training = prepared(small_config(view_size=6, probe=str(probe)), folder=tmp_path / "run")
     assert isinstance(training.recorder, RunWriter)
     training.recorder.write_results(training.run())
-    assert Run.open(tmp_path / "run").image_size == 8
+    assert Run.open(tmp_path / "run").view.size == 8
     own_set = training.probes._own_set
     assert own_set is not None
     assert next(own_set.clean(0, 4))[1].shape == (4, 3, 8, 8)
