@@ -67,16 +67,20 @@ def two(folder: Path) -> dict[str, Found]:
 
 
 def check_alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
-    """Losses to 1e-4, numbers of clusters exactly; the gradient's length and the like to half a percent."""
+    """The first epoch: losses to 1e-4, the gradient's length and the like to half a percent. Numbers of clusters exactly.
+
+    Later epochs drift apart, as any two sums in another order do under BatchNorm; how far depends on the CPU.
+    """
     assert [row.keys() for row in ours] == [row.keys() for row in theirs]
     for left, right in zip(ours, theirs, strict=True):
+        loss_error, share = (1e-4, 5e-3) if left["epoch"] == 1 else (5e-3, 5e-2)
         for name, value in left.items():
             if name.endswith("loss"):
-                assert value == pytest.approx(right[name], abs=1e-4), name
+                assert value == pytest.approx(right[name], abs=loss_error), name
             elif isinstance(value, int):
                 assert value == right[name], name
             else:
-                assert value == pytest.approx(right[name], rel=5e-3, abs=1e-3), name
+                assert value == pytest.approx(right[name], rel=share, abs=1e-3), name
 
 
 @pytest.mark.parametrize("name", CASES)
