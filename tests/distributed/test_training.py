@@ -67,7 +67,7 @@ def two(folder: Path) -> dict[str, Found]:
 
 
 def check_alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
-    """The first epoch: losses to 1e-4, the gradient's length and the like to half a percent. Numbers of clusters exactly.
+    """Numbers of clusters exactly; of the first epoch losses to 1e-4, gradient norms and the like to half a percent.
 
     Later epochs drift apart, as any two sums in another order do under BatchNorm; how far depends on the CPU.
     """
