@@ -16,6 +16,8 @@ from siammm.learn.cuda.update import freshly_compiled
 from siammm.learn.networks import Predictions
 from siammm.learn.objective import batch_loss
 from siammm.learn.queue import Queued
+from siammm.mixture.samples import Samples
+from siammm.settings.methods import with_method
 from siammm.settings.presets import PRESETS
 from tests.learn.small_runs import prepared, small_config
 
@@ -65,6 +67,46 @@ def test_the_cluster_loss_is_the_sum_of_both_views(normaliser: bool) -> None:
     for view, expected in zip(views, of_views, strict=True):
         found, own = (torch.autograd.grad(of, view, retain_graph=True)[0] for of in (loss.cluster, expected))
         torch.testing.assert_close(found, own)
+
+
+def cluster_gradient(rows_ND: torch.Tensor, k: int, **changes: Any) -> torch.Tensor:
+    """What the cluster loss does to these embeddings after an E and an M step."""
+    preset, (n, d), cpu = PRESETS["cifar"], rows_ND.shape, torch.device("cpu")
+    objective = dataclasses.replace(preset.objective, instance_loss="none", **changes)
+    tables = Clustering(k, n, d, cpu, objective=objective, settings=preset.clustering, seed=0)
+    tables.expectation_and_maximisation(Samples(rows_ND, device=cpu, unit=True))
+    view = rows_ND.clone().requires_grad_()
+    predictions = Predictions(view, view, rows_ND, rows_ND, None)
+    loss = batch_loss(objective, predictions, (rows_ND, rows_ND), torch.arange(n), [tables], clustered=True)
+    return torch.autograd.grad(loss.total, view)[0]
+
+
+def test_negatives_change_the_gradient() -> None:
+    """At concentrations around 1 every negative counts alike, and what is left is nearly the gradient of Eq. 9."""
+    torch.manual_seed(3)
+    families, clusters = torch.randn(8, 1, 64), torch.randn(8, 5, 64)  # five clusters are near each other, eight times
+    centre_KD = (families + 0.7 * clusters).reshape(40, 64)
+    rows_ND = torch.nn.functional.normalize(centre_KD.repeat(10, 1) + 1.5 * torch.randn(400, 64), dim=1)
+    likelihood_ND = cluster_gradient(rows_ND, 40)
+
+    def compared(**changes: Any) -> tuple[float, float]:
+        """The angle to the gradient of Eq. 9, as a cosine, and how unevenly samples are pulled in comparison."""
+        found_ND = cluster_gradient(rows_ND, 40, **changes)
+        assert found_ND.norm() < 1.2 * likelihood_ND.norm()  # a weight of 1 pulls no harder than that of Eq. 9
+        pull_N = found_ND.norm(dim=1) / likelihood_ND.norm(dim=1)
+        cosine = torch.nn.functional.cosine_similarity(found_ND.flatten(), likelihood_ND.flatten(), dim=0)
+        return float(cosine), float(pull_N.std() / pull_N.mean())
+
+    assert compared(cluster_loss="nce-centroids", concentration_scale=1.0)[0] > 0.9
+    assert compared(cluster_loss="nce-centroids")[0] < 0.6
+    # Eq. 15 pulls a sample where Eq. 9 does, because its negatives stay fixed; what differs is whom it pulls.
+    assert compared(cluster_loss="nce-samples", concentration_scale=1.0)[1] < 0.1
+    assert compared(cluster_loss="nce-samples")[1] > 0.15
+
+
+def test_peers_keep_their_own_scale() -> None:
+    for method in ("deepcluster-v2", "pcl"):
+        assert not with_method(PRESETS["cifar"], method).objective.sharpened
 
 
 OBJECTIVES: dict[str, dict[str, Any]] = {

@@ -26,7 +26,7 @@ from siammm.mixture.em import Assignment
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.merge import MergeHistory, MergeSettings
 from siammm.mixture.samples import Samples
-from siammm.settings.training import ClusteringConfig, ObjectiveConfig
+from siammm.settings.training import NCE_CONCENTRATION, ClusteringConfig, ObjectiveConfig
 
 # Clusters catch up with the embeddings that an epoch moved, and those that no image is nearest to are filled again.
 _STEPS_BEFORE_MERGING = 2
@@ -166,10 +166,12 @@ class Clustering:
             return self._proximity(samples, cluster_N)
         if self.objective.concentration == "constant":
             kappa_K = torch.full_like(kappa_K, float(kappa_K.mean()))
-        if self.objective.concentration_scale == "literal":
+        scale = self.objective.concentration_scale
+        if scale == "literal":
             return kappa_K
-        scale, weight_K = self.objective.concentration_scale, self.components.weight_K
-        return losses.relative_concentrations(kappa_K, weight_K=weight_K, scale=scale)
+        if scale == "auto":
+            scale = NCE_CONCENTRATION if self.objective.sharpened else 1.0
+        return losses.relative_concentrations(kappa_K, weight_K=self.components.weight_K, scale=scale)
 
     def _proximity(self, samples: Samples, cluster_N: Tensor) -> Tensor:
         """PCL's concentrations, from the distances of the images to the centroids of their clusters."""

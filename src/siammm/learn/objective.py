@@ -18,7 +18,7 @@ from siammm.learn.clustering import Clustering
 from siammm.learn.losses import Gather
 from siammm.learn.networks import Predictions
 from siammm.learn.queue import Queued
-from siammm.settings.training import ObjectiveConfig
+from siammm.settings.training import NCE_CONCENTRATION, ObjectiveConfig
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ def batch_loss(
             for clustering, drawn in zip(clusterings, negatives or [None] * len(clusterings), strict=True)
         ]
         cluster = torch.stack(parts).mean()
+        if config.sharpened:  # concentrations multiply the gradient too; without them it is about that of Eq. 9
+            cluster = cluster / NCE_CONCENTRATION
     return BatchLoss(losses.final_loss(cluster, instance, config.cluster_weight), instance, cluster)
 
 

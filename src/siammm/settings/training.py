@@ -93,6 +93,10 @@ class NetworkConfig:
     """Start every residual block as the identity."""
 
 
+# Mean concentration of the NCE losses, the inverse of the temperature that SwAV and DeepCluster v2 contrast with.
+NCE_CONCENTRATION = 10.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
     """What is minimised (Eq. 13): the instance loss plus the cluster loss."""
@@ -124,8 +128,9 @@ class ObjectiveConfig:
     concentration_dims: int | None = None
     """Estimate concentrations in this many principal directions (the paper's appendix); by default in all."""
 
-    concentration_scale: float | Literal["literal"] = 1.0
-    """Rescale the clipped concentrations to this mean in the loss; literal uses them as estimated."""
+    concentration_scale: float | Literal["auto", "literal"] = "auto"
+    """Rescale the clipped concentrations to this mean in the loss. auto: 1 for mle, 10 for the two NCE losses, whose
+    contrast is too soft at 1 (they are divided by it to weigh the same); literal uses them as estimated."""
 
     normaliser: bool = False
     """Keep the normalising constant of the density in Eq. 9; the paper leaves it out."""
@@ -155,6 +160,12 @@ class ObjectiveConfig:
     def uses_mixture(self) -> bool:
         """Whether training fits a mixture; SwAV learns its prototypes with the encoder instead."""
         return self.cluster_loss not in ("none", "swapped")
+
+    @property
+    def sharpened(self) -> bool:
+        """Whether ``concentration_scale="auto"`` sharpens a contrast; PCL's concentrations have a scale already."""
+        is_auto = self.concentration_scale == "auto" and self.concentration != "proximity"
+        return is_auto and self.cluster_loss in ("nce-centroids", "nce-samples")
 
 
 @dataclass(frozen=True, kw_only=True)
