@@ -87,14 +87,17 @@ def _neighbours(low_E: Array, high_E: Array, weight_E: Array, k: int) -> float:
     return math.exp(float(-(weight * np.log(weight / degree_K[end])).sum() / weight.sum()))
 
 
-def communities(low_E: Array, high_E: Array, weight_E: Array, k: int) -> tuple[Array, float]:
-    """Louvain's communities of a graph without loops, each edge given once: a label for every node, and modularity."""
+def communities(low_E: Array, high_E: Array, weight_E: Array, k: int, resolution: float = 1.0) -> tuple[Array, float]:
+    """Louvain's communities of a graph without loops, each edge given once: a label for every node, and modularity.
+
+    A higher ``resolution`` gives more and smaller communities; 1 is modularity as it is usually defined.
+    """
     label_K = np.arange(k)
     degree = np.bincount(low_E, weights=weight_E, minlength=k) + np.bincount(high_E, weights=weight_E, minlength=k)
     total = float(degree.sum())
     low, high, weight, n = low_E, high_E, weight_E, k
     while True:
-        moved = _moved(low, high, weight, degree, total)
+        moved = _moved(low, high, weight, degree, total / resolution)
         names, community = np.unique(moved, return_inverse=True)
         if len(names) == n:
             break
@@ -107,7 +110,7 @@ def communities(low_E: Array, high_E: Array, weight_E: Array, k: int) -> tuple[A
         weight = np.bincount(place, weights=weight[low != high], minlength=len(code))
         low, high = code // n, code % n
     inside = float(weight_E[label_K[low_E] == label_K[high_E]].sum())
-    return label_K, 2 * inside / total - float(((degree / total) ** 2).sum())
+    return label_K, 2 * inside / total - resolution * float(((degree / total) ** 2).sum())
 
 
 def _moved(low_E: Array, high_E: Array, weight_E: Array, degree_K: Array, total: float) -> list[int]:

@@ -1,0 +1,131 @@
+"""How many kinds of things are there? Every rule of ``group_rules.py`` on embeddings whose classes are known.
+
+    python benchmarks/number_of_groups.py run EMBEDDINGS.npz ... --cells FOLDER [--classes 3 10] [--rules ...]
+    python benchmarks/number_of_groups.py table --cells FOLDER
+
+An EMBEDDINGS file holds ``embeddings`` (N, D) and ``labels`` (N,); its name says which set and which encoder. ``run``
+takes all classes and random subsets of so many classes, at most ``--rows`` samples of each, and writes one JSON file
+per set, rule and seed; what is there is not run again. ``table`` gathers what is there.
+
+Which sets are for development and which for judging stands in ``DEVELOP``: a rule or a constant may have seen those,
+and no others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+import group_rules
+import record
+from siammm.metrics import clustering_scores
+
+DEVELOP = ("cifar10", "cifar100", "digits", "mnist", "fashion")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    running, table = commands.add_parser("run"), commands.add_parser("table")
+    for command in (running, table):
+        command.add_argument("--cells", type=Path, required=True, help="folder of the JSON files")
+    running.add_argument("embeddings", type=Path, nargs="+")
+    running.add_argument("--classes", type=int, nargs="*", default=[], help="also subsets of so many classes")
+    running.add_argument("--seeds", type=int, nargs="+", default=[0])
+    running.add_argument("--rows", type=int, default=2000)
+    running.add_argument("--rules", nargs="+", default=[*group_rules.RULES, *group_rules.TOLD])
+    table.add_argument("--title", default="Number of groups")
+    table.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    if options.command == "run":
+        run(options)
+    else:
+        show(options)
+
+
+def run(options: argparse.Namespace) -> None:
+    options.cells.mkdir(parents=True, exist_ok=True)
+    for path in options.embeddings:
+        with np.load(path) as arrays:
+            x_ND, label_N = arrays["embeddings"].astype(np.float32), arrays["labels"]
+        x_ND /= np.linalg.norm(x_ND, axis=1, keepdims=True).clip(1e-9)
+        classes = np.unique(label_N)
+        for seed in options.seeds:
+            for count in sorted({*(c for c in options.classes if c < len(classes)), len(classes)}):
+                random = np.random.default_rng([seed, count])
+                chosen = random.permutation(classes)[:count]
+                row = random.permutation(np.flatnonzero(np.isin(label_N, chosen)))[: options.rows]
+                for rule in options.rules:
+                    cell(options.cells, path.stem, rule, seed, x_ND[row], label_N[row])
+
+
+def cell(folder: Path, name: str, rule: str, seed: int, x_ND: np.ndarray, label_N: np.ndarray) -> None:
+    """One rule on one set, written to its file."""
+    true_k = len(np.unique(label_N))
+    path = folder / f"{name}-{true_k}-{seed}-{''.join(c if c.isalnum() else '-' for c in rule)}.json"
+    if path.exists():
+        return
+    start = time.perf_counter()
+    found_N = group_rules.labels_of(rule, x_ND, seed, true_k)
+    seconds = time.perf_counter() - start
+    scores = clustering_scores(label_N, found_N)
+    figures = {
+        "set": name, "rule": rule, "seed": seed, "n": len(x_ND), "classes": true_k,
+        "found": len(np.unique(found_N)), "ami": scores.ami, "accuracy": scores.hungarian_accuracy,
+        "seconds": round(seconds, 2), "commit": record.commit(), "hardware": record.hardware(),
+    }  # fmt: skip
+    path.write_text(json.dumps(figures, indent=1) + "\n")
+    print(f"{name:24s} {true_k:4d} {rule:28s} {figures['found']:4d} {scores.ami:.3f} {seconds:.1f} s", flush=True)
+
+
+def is_right(found: int, classes: int) -> bool:
+    """Within 20 % of the classes, or one."""
+    return abs(found - classes) <= max(1.0, 0.2 * classes)
+
+
+def show(options: argparse.Namespace) -> None:
+    cells = [json.loads(path.read_text()) for path in sorted(options.cells.glob("*.json"))]
+    order = [*group_rules.RULES, *group_rules.TOLD]
+    body: list[str] = []
+    for half in ("develop", "judge"):
+        own = [c for c in cells if (c["set"].split("-")[0] in DEVELOP) == (half == "develop")]
+        if not own:
+            continue
+        body += [f"## Sets to {half} on", "", "| rule | sets | number right | AMI | accuracy | seconds |"]
+        body += ["|---|---|---|---|---|---|"]
+        for rule in order:
+            of_rule = [c for c in own if c["rule"] == rule]
+            if of_rule:
+                right = np.mean([is_right(c["found"], c["classes"]) for c in of_rule])
+                mean = [np.mean([c[key] for c in of_rule]) for key in ("ami", "accuracy", "seconds")]
+                figures = f"{right:.0%} | {mean[0]:.3f} | {mean[1]:.3f} | {mean[2]:.1f}"
+                body.append(f"| {rule} | {len(of_rule)} | {figures} |")
+        body += ["", "Number found (AMI), by set:", ""]
+        rules = [rule for rule in order if any(c["rule"] == rule for c in own)]
+        body += ["| set, classes, seed | " + " | ".join(rules) + " |", "|---" * (len(rules) + 1) + "|"]
+        for key in sorted({(c["set"], c["classes"], c["seed"]) for c in own}):
+            here = {c["rule"]: c for c in own if (c["set"], c["classes"], c["seed"]) == key}
+            entries = [f"{here[r]['found']} ({here[r]['ami']:.2f})" if r in here else "" for r in rules]
+            body.append(f"| {key[0]}, {key[1]}, {key[2]} | " + " | ".join(entries) + " |")
+        body.append("")
+    commits = ", ".join(sorted({c["commit"] for c in cells}))
+    seeds = ", ".join(str(seed) for seed in sorted({c["seed"] for c in cells}))
+    hardware = "; ".join(sorted({c["hardware"] for c in cells}))
+    lines = [
+        f"# {options.title}",
+        "",
+        f"Commit {commits}; seeds {seeds}; at most {max(c['n'] for c in cells)} samples ",
+    ]
+    lines[-1] += f"of a set; {hardware}."
+    text = "\n".join([*lines, "", *body])
+    if options.output:
+        options.output.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
