@@ -1,7 +1,7 @@
 """Rules that say how many groups there are: ours, what was tried, and what people use instead.
 
-Every rule takes embeddings of unit length, x_ND, and a seed, and returns a label for each row. Those of ``TOLD`` also get
-the number of groups. A rule that people would have to set has one entry for each setting.
+Every rule takes embeddings of unit length, x_ND, and a seed, and returns a label for each row. Those of ``TOLD`` also
+get the number of groups. A rule that people would have to set has one entry for each setting.
 
 The rules of the graph work on the neighbour graph of the samples. A sample is linked to its nearest by weights that
 fall from 1 at the first to a fixed sum over all (each sample has a scale of its own, as in UMAP), and links are made
@@ -13,6 +13,8 @@ Legend:  N samples, D dimensions, E edges, K clusters, H neighbours.
 
 from __future__ import annotations
 
+# scikit-learn's parameters have types that are guessed from their defaults.
+# pyright: reportArgumentType=false
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -185,7 +187,7 @@ def by_umap(x_ND: np.ndarray, seed: int, *, smallest: int) -> Labels:
 
 @lru_cache(maxsize=1)  # its settings share a map
 def _map(x: bytes, n: int, seed: int) -> np.ndarray:
-    import umap
+    import umap  # pyright: ignore[reportMissingImports] - pip install 'siammm[viz]'
 
     rows = np.frombuffer(x, np.float32).reshape(n, -1)
     return umap.UMAP(n_neighbors=15, min_dist=0.0, metric="cosine", random_state=seed).fit_transform(rows)

@@ -32,20 +32,27 @@ def edges(first: np.ndarray, second: np.ndarray, k: int) -> tuple[np.ndarray, np
     return code // k, code % k, count.astype(float)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_modularity_is_networkxs_and_about_as_high(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "resolution"), [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0), (2, 0.4), (2, 3.0)])
+def test_modularity_is_networkxs_and_about_as_high(seed: int, resolution: float) -> None:
     networkx = pytest.importorskip("networkx")
     rng = np.random.default_rng(seed)
     first, second = planted(rng, [5, 9, 3, 14, 7], 0.2 * seed, 3000)
     low, high, weight = edges(first, second, 38)
-    label_K, modularity = groups.communities(low, high, weight, 38)
+    label_K, modularity = groups.communities(low, high, weight, 38, resolution)
     graph = networkx.Graph()
     graph.add_nodes_from(range(38))
     graph.add_weighted_edges_from(zip(low.tolist(), high.tolist(), weight.tolist(), strict=True))
     ours = [set(np.flatnonzero(label_K == g).tolist()) for g in range(label_K.max() + 1)]
-    assert modularity == pytest.approx(networkx.community.modularity(graph, ours), abs=1e-12)
-    theirs = networkx.community.louvain_communities(graph, seed=0)
-    assert modularity >= networkx.community.modularity(graph, theirs) - 0.01
+    assert modularity == pytest.approx(networkx.community.modularity(graph, ours, resolution=resolution), abs=1e-12)
+    theirs = networkx.community.louvain_communities(graph, resolution=resolution, seed=0)
+    assert modularity >= networkx.community.modularity(graph, theirs, resolution=resolution) - 0.01
+
+
+def test_a_higher_resolution_finds_smaller_communities() -> None:
+    first, second = planted(np.random.default_rng(0), [6] * 6, 0.8, 6000)
+    low, high, weight = edges(first, second, 36)
+    counts = [int(groups.communities(low, high, weight, 36, g)[0].max()) + 1 for g in (0.01, 1.0, 20.0)]
+    assert counts == [1, 6, 36]
 
 
 def test_planted_groups_are_found_and_numbered_by_size() -> None:
