@@ -156,7 +156,7 @@ def test_the_last_good_checkpoint_survives_numbers_that_are_none(kind: str, tmp_
     training = prepared(config, folder=tmp_path / "run", listener=Poison(kind, after=STEPS + 2))
     with pytest.raises(CollapseError):
         training.run()
-    tensors, facts, path = checkpoint.load(tmp_path / "run" / "checkpoints")
+    tensors, facts, path, _ = checkpoint.load(tmp_path / "run" / "checkpoints")
     assert path.name == LAST
     assert all(tensor.isfinite().all() for tensor in tensors.values())
     assert (facts["epoch"], facts["step_in_epoch"]) == (1, 2 if kind == "pixels" else 1)
@@ -330,7 +330,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(how: str, two_checkpo
     spoil(tmp_path / LAST, how)
     with pytest.raises(StoredFileError):
         checkpoint.read(tmp_path / LAST)
-    _, facts, path = checkpoint.load(tmp_path)
+    _, facts, path, _ = checkpoint.load(tmp_path)
     assert (path.name, facts["step_in_epoch"]) == (PREVIOUS, 1)
     spoil(tmp_path / PREVIOUS, how)
     with pytest.raises(StoredFileError, match=LAST):
@@ -351,7 +351,7 @@ def test_a_run_that_falls_back_goes_on_bit_for_bit(tmp_path: Path) -> None:
 def test_a_run_killed_between_two_moves_has_the_checkpoint_before(two_checkpoints: Path, tmp_path: Path) -> None:
     (tmp_path / PREVIOUS).write_bytes((two_checkpoints / LAST).read_bytes())
     (tmp_path / f".{LAST}.123.partial").write_bytes(b"half of it")
-    tensors, facts, path = checkpoint.load(tmp_path)
+    tensors, facts, path, _ = checkpoint.load(tmp_path)
     assert path.name == PREVIOUS
     checkpoint.save(tmp_path, tensors, facts)
     assert sorted(path.name for path in tmp_path.iterdir()) == [LAST, PREVIOUS]  # what was half written is cleared away
@@ -400,6 +400,6 @@ def test_a_checkpoint_where_no_folder_can_be(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_network_is_refused(two_checkpoints: Path) -> None:
-    tensors, facts, _ = checkpoint.load(two_checkpoints)
+    tensors, facts, *_ = checkpoint.load(two_checkpoints)
     with pytest.raises(SiamMMError, match="another network"):
         state.restore(prepared(small_config(embedding_dim=8)), tensors, facts)

@@ -26,6 +26,7 @@ from torch import Tensor
 from siammm.core.errors import InputError, StoredFileError
 from siammm.core.progress import Progress, silent
 from siammm.core.text import one_line, printable, shown
+from siammm.data.inventory import Inventory
 from siammm.data.loader import Loader
 from siammm.data.subset import SourceSubset
 from siammm.data.view_settings import ViewSettings
@@ -61,7 +62,7 @@ class Run:
         if not run.path.is_dir():
             what = "is a file" if run.path.exists() else "does not exist"
             raise InputError(f"{run.given} {what}, but a run is a folder; give one that siammm train wrote.")
-        if run._network_file.is_file():
+        if run.is_finished:
             return run
         if run._has_own_config:
             command = f"siammm train --resume {shlex.quote(str(given))}"
@@ -151,9 +152,25 @@ class Run:
         except (OSError, ValueError, KeyError, TypeError):
             return 0
 
-    def checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The tensors and facts of the last whole checkpoint."""
-        return checkpoint.load(self.path / files.CHECKPOINTS)[:2]
+    def checkpoint(self) -> checkpoint.Loaded:
+        """The last whole checkpoint."""
+        return checkpoint.load(self.path / files.CHECKPOINTS)
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is anything to resume from."""
+        return checkpoint.exists(self.path / files.CHECKPOINTS)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its results are there."""
+        return self._network_file.is_file()
+
+    @property
+    def inventory(self) -> Inventory | None:
+        """The files of its images when it began; None in runs of earlier versions."""
+        path = self.path / files.INVENTORY
+        return Inventory.read(path) if path.is_file() else None
 
     @cached_property
     def _has_own_config(self) -> bool:
