@@ -114,7 +114,8 @@ def test_torchrun_starts_a_killed_rank_again(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     process = subprocess.Popen(
         [*torchrun, "--max-restarts", "2", "-m", "siammm", *flags, "--epochs", "60"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=runs.environment() | {"GLOO_SOCKET_IFNAME": LOOPBACK},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=runs.environment() | {"GLOO_SOCKET_IFNAME": LOOPBACK},
     )  # fmt: skip
     try:
         deadline = time.monotonic() + 120

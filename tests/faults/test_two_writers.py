@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -116,33 +115,41 @@ def test_a_refused_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 _RACE = """
-import os, sys, time
+import json, os, random, sys, time
 from siammm.cli import main
 import siammm.commands.train
-codes = []
-for delay in map(float, sys.argv[2:4]):
-    pid = os.fork()
-    if pid == 0:
-        time.sleep(delay)
-        os._exit(main(sys.argv[4:]))
-    codes.append(pid)
-print(*sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in codes), file=open(sys.argv[1], "w"))
+
+generator, path, arguments = random.Random(0), sys.argv[2], sys.argv[3:]
+found = []
+for number in range(50):
+    children = []
+    for _ in range(2):
+        delay, child = generator.uniform(0, 0.3), os.fork()
+        if child == 0:
+            time.sleep(delay)
+            os._exit(main(arguments))
+        children.append(child)
+    codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+    with open(os.path.join(path, "metrics.jsonl")) as file:
+        epochs = [json.loads(line)["epoch"] for line in file]
+    found.append([codes, epochs, sorted(os.listdir(path))])
+with open(sys.argv[1], "w") as file:
+    json.dump(found, file)
 """
 
 
 @pytest.mark.slow
 def test_two_that_start_at_once(tmp_path: Path) -> None:
     """50 tries with random timing: one wins, one is refused, and each epoch is there once."""
-    images, generator = runs.new_images(tmp_path), random.Random(0)
-    for number in range(50):
-        path = tmp_path / "run"
-        flags = ["train", str(images), *runs.SETTINGS, "--epochs", "6", "--output", str(path), "--overwrite"]
-        delays = [str(generator.uniform(0, 0.3)) for _ in range(2)]
-        done = subprocess.run(
-            [sys.executable, "-c", _RACE, str(tmp_path / "codes"), *delays, *flags],
-            env=runs.environment(), capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert (tmp_path / "codes").read_text().split() == ["0", "2"], (number, done.stderr)
-        assert "Traceback" not in done.stderr
-        assert [row["epoch"] for row in runs.metrics(path)] == list(range(1, 7))
-        assert len(Run.open(path).ids) == runs.N_IMAGES
+    images, path = runs.new_images(tmp_path), tmp_path / "run"
+    flags = ["train", str(images), *runs.SETTINGS, "--epochs", "6", "--output", str(path), "--overwrite"]
+    done = subprocess.run(
+        [sys.executable, "-c", _RACE, str(tmp_path / "found"), str(path), *flags],
+        env=runs.environment(), capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    for codes, epochs, left in json.loads((tmp_path / "found").read_text()):
+        assert (codes, epochs) == ([0, 2], [1, 2, 3, 4, 5, 6])
+        assert "encoder.safetensors" in left
+        assert not [name for name in left if name.startswith(".")]

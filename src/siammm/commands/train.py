@@ -158,7 +158,9 @@ def _resume(config: TrainConfig, context: Context, stack: contextlib.ExitStack) 
         change: dict[str, Any] = {name: list(values) for name, values in course.items()}
         change |= {"images": differences.counts()} if differences is not None else {}
         if change:
-            facts["changes"] = [*facts.get("changes", ()), {"epoch": epoch, "update": step, **change}]
+            before = facts.get("changes")
+            before = before if isinstance(before, list) else []
+            facts["changes"] = [*before, {"epoch": epoch, "update": step, **change}]
         kept = inventory if run.inventory is not None else None
         folder = RunWriter.continued(run.path, settings, facts, lock=lock, inventory=kept)
     notes = _notes(begun, course, differences, context)
@@ -366,7 +368,8 @@ def show(training: Training, trained: Trained, output: Path, console: Console) -
     aside = len(training.loader.set_aside)
     if aside:
         console.print(f"{aside:,} images could not be read: {escape(str(output / files.SET_ASIDE))}", style="yellow")
-    console.print(f"Trained in {_duration(training.seconds)}. {metrics_line(trained.metrics[-1])}")
+    measured = metrics_line(trained.metrics[-1]) if trained.metrics else ""
+    console.print(f"Trained in {_duration(training.seconds)}. {measured}")
     if trained.mixture is not None and trained.clusters is not None:
         sizes = np.bincount(trained.clusters, minlength=trained.mixture.n_components_)
         console.print(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from siammm.core.errors import InputError, StoredFileError
 from siammm.settings.fields import setting_homes, value_of, with_settings
@@ -28,7 +30,7 @@ def from_plain(stored: dict[str, Any], origin: Path) -> TrainConfig:
     """The settings that ``as_plain`` wrote, from the file ``origin``."""
     try:
         return _rebuilt(TrainConfig, stored)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StoredFileError(f"{origin} does not contain the settings of a run ({error}); start a new run.") from error
 
 
@@ -87,7 +89,7 @@ def _same_place(given: Path | None, other: Path) -> bool:
     return given is None or given.expanduser().resolve() == other.expanduser().resolve()
 
 
-def _rebuilt(kind: Any, stored: dict[str, Any]) -> Any:
+def _rebuilt(kind: Any, stored: Any) -> Any:
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
     for name, value in stored.items():
@@ -98,4 +100,22 @@ def _rebuilt(kind: Any, stored: dict[str, Any]) -> Any:
             values[name] = Path(value)
         else:
             values[name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+            if not _is_of(values[name], hint):
+                raise ValueError(f"{name} is {value!r:.40}")
     return kind(**values)
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type that a setting may have; JSON writes 1.0 and 1 as it likes."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_is_of(value, part) for part in parts)
+    if origin is Literal:
+        return isinstance(value, str) and value in parts
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_is_of(one, parts[0]) for one in value)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, hint)
