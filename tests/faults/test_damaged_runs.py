@@ -120,7 +120,9 @@ def table_of(path: Path, draw: random.Random) -> None:
         values: dict[str, Callable[[], Any]] = {
             "text": lambda: pa.array([str(value) for value in some]),
             "null": lambda: pa.nulls(n),
-            "some null": lambda: pa.array([None if draw.random() < 0.5 else value for value in some]),
+            "some null": lambda: pa.array(
+                [None if draw.random() < 0.5 else value for value in some], table.field(at).type
+            ),
             "numbers": lambda: pa.array(np.array([draw.choice([-1.0, 1e30, np.nan, 5.0]) for _ in range(n)])),
             "lists": lambda: pa.array([[1]] * n),
         }
