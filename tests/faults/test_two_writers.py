@@ -142,14 +142,14 @@ with open(sys.argv[1], "w") as file:
 def test_two_that_start_at_once(tmp_path: Path) -> None:
     """50 tries with random timing: one wins, one is refused, and each epoch is there once."""
     images, path = runs.new_images(tmp_path), tmp_path / "run"
-    flags = ["train", str(images), *runs.SETTINGS, "--epochs", "6", "--output", str(path), "--overwrite"]
+    flags = ["train", str(images), *runs.SETTINGS, "--epochs", "3", "--output", str(path), "--overwrite"]
     done = subprocess.run(
         [sys.executable, "-c", _RACE, str(tmp_path / "found"), str(path), *flags],
-        env=runs.environment(), capture_output=True, text=True, timeout=600,
+        env=runs.environment(), capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     for codes, epochs, left in json.loads((tmp_path / "found").read_text()):
-        assert (codes, epochs) == ([0, 2], [1, 2, 3, 4, 5, 6])
+        assert (codes, epochs) == ([0, 2], [1, 2, 3])
         assert "encoder.safetensors" in left
         assert not [name for name in left if name.startswith(".")]
