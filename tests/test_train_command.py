@@ -30,7 +30,7 @@ from tests.learn.small_runs import TIMINGS
 
 LEFT = [
     "assignments.parquet", "checkpoints", "config.json", "embeddings.npy", "encoder.safetensors",
-    "merges.json", "metrics.jsonl", "mixture.safetensors",
+    "inventory.parquet", "merges.json", "metrics.jsonl", "mixture.safetensors",
 ]  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def test_an_epoch_of_few_updates_is_remarked_on(batch: str, few: bool, tmp_path:
 def test_without_clusters_there_is_no_mixture(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(images), *SETTINGS, "--cluster-loss", "none", "--epochs", "1"]) == 0
     left = sorted(path.name for path in Path("images-run").iterdir())
-    assert left == ["checkpoints", "config.json", "encoder.safetensors", "metrics.jsonl"]
+    assert left == ["checkpoints", "config.json", "encoder.safetensors", "inventory.parquet", "metrics.jsonl"]
     assert "Everything is in images-run" in capsys.readouterr().out
 
 
@@ -315,19 +315,45 @@ def test_a_run_is_resumed_from_any_folder(begun: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "before"),
     [
-        "--epochs 4", "--learning-rate 0.123", "--n-components 9", "--output other", "--random-state 1",
-        "--loader streaming",
+        ("--batch-size 24", "12"), ("--n-components 9", "10"), ("--output other", "run"), ("--random-state 1", "0"),
+        ("--loader streaming", "auto"),
     ],
 )  # fmt: skip
-def test_a_resumed_run_refuses_other_settings(flags: str, begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()}
+def test_a_resumed_run_refuses_other_settings(
+    flags: str, before: str, begun: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()}
     assert main(["train", "--resume", "run", *flags.split()]) == 2
     error = capsys.readouterr().err
-    assert f"{flags.split()[0]} cannot be changed by --resume" in error
+    flag, given = flags.split()
+    assert f"{flag} cannot be changed by --resume ({before} in the run, {given} given)" in error
     assert error.count("\n") == 1
-    assert {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()} == contents
+
+
+def test_a_run_may_become_longer(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for epochs in (4, 5):  # the second time from its end
+        assert main(["train", "--resume", "run", "--epochs", str(epochs), "--learning-rate", "0.05"]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert f"--epochs from {epochs - 1 if epochs == 5 else 2} to {epochs}" in printed
+        assert "not, bit for bit" in printed
+        assert [row["epoch"] for row in metrics("run")] == list(range(1, epochs + 1))
+        stored = json.loads((begun / "config.json").read_text())
+        assert stored["settings"]["optimisation"]["epochs"] == epochs
+    assert [list(change["epochs"]) for change in stored["changes"]] == [[2, 4], [4, 5]]
+    assert len(Run.open("run").metrics) == 5
+    assert main(["train", "--resume", "run", "--epochs", "3"]) == 2
+    assert "--epochs is 3, but the run is in epoch 5 already" in capsys.readouterr().err
+
+
+def test_clusters_begin_when_they_would_have(begun: Path) -> None:
+    """At a quarter of two epochs, which is at once; a quarter of 40 epochs would be in the eleventh."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 1, 1, signal.SIGTERM)
+        assert main(["train", "--resume", "run", "--epochs", "40"]) == 143
+    assert "cluster_loss" in metrics("run")[0]
 
 
 def test_a_resumed_run_may_be_given_its_own_settings_again(begun: Path) -> None:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import importlib
 import inspect
@@ -26,6 +25,7 @@ from siammm.settings import commands
 from siammm.settings.flags import arranged, has_short_help
 from siammm.settings.methods import METHODS, with_method
 from siammm.settings.presets import PRESETS
+from siammm.settings.stored import starting_point
 from siammm.settings.training import TrainConfig
 
 # A command is the function of this name in the module of this name.
@@ -131,7 +131,7 @@ def _starting_point(arguments: Sequence[str]) -> TrainConfig:
         except SiamMMError:
             pass
         else:
-            return dataclasses.replace(stored, data=None, output=None, overwrite=False)
+            return starting_point(stored)
     preset = PRESETS.get(given.preset, TrainConfig())
     return with_method(preset, given.method) if given.method in METHODS else preset
 

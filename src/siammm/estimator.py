@@ -29,6 +29,7 @@ from siammm.mixture.groups import Groups
 from siammm.runs import files
 from siammm.runs.network_file import save_network
 from siammm.runs.run import Run
+from siammm.runs.writer import run_lock
 from siammm.settings.checks import check_settings
 from siammm.settings.fields import value_of, with_settings
 from siammm.settings.methods import differing_settings
@@ -169,9 +170,9 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         check_is_fitted(self, "mixture_")
         folder = Path(path)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            save_network(folder / files.ENCODER, self.network_, self.config_, self._view)
-            self.mixture_.save(folder / files.MIXTURE)
+            with run_lock(folder, remedy="choose another path"):
+                save_network(folder / files.ENCODER, self.network_, self.config_, self._view)
+                self.mixture_.save(folder / files.MIXTURE)
         except OSError as error:
             raise unwritable(folder, error, "choose another path") from error
 

@@ -121,7 +121,7 @@ def test_one_rank_writes(two: dict[str, Found], folder: Path) -> None:
     """Each epoch once, and a checkpoint with the bank of all ranks."""
     rows = [json.loads(line) for line in (folder / "whole" / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2, 3]
-    tensors, _, _ = checkpoint.load(folder / "whole" / "checkpoints")
+    tensors, *_ = checkpoint.load(folder / "whole" / "checkpoints")
     assert tensors["bank/1"].shape[0] == N_IMAGES
     assert not any(path.name.endswith(".partial") for path in folder.rglob("*"))
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from siammm.core.errors import InputError, SiamMMError, StoredFileError
@@ -144,6 +145,9 @@ def test_a_loss_that_is_not_finite_changes_no_weight(kind: str, optimiser: str) 
     with pytest.raises(CollapseError, match="no longer finite") as raised:
         training.run()
     assert "--learning-rate" in str(raised.value)
+    first = training.batches_of_rank(0)[2][:3].tolist()
+    names = ", ".join(training.loader.identifiers()[i] for i in first)
+    assert f"in update 3 of epoch 1 ({training.batch_size} images: {names} ...)" in str(raised.value)
     check_same_bits(weights(training), poison.before)
     assert training.step_in_epoch == 3
 
@@ -156,12 +160,32 @@ def test_the_last_good_checkpoint_survives_numbers_that_are_none(kind: str, tmp_
     training = prepared(config, folder=tmp_path / "run", listener=Poison(kind, after=STEPS + 2))
     with pytest.raises(CollapseError):
         training.run()
-    tensors, facts, path = checkpoint.load(tmp_path / "run" / "checkpoints")
+    tensors, facts, path, _ = checkpoint.load(tmp_path / "run" / "checkpoints")
     assert path.name == LAST
     assert all(tensor.isfinite().all() for tensor in tensors.values())
     assert (facts["epoch"], facts["step_in_epoch"]) == (1, 2 if kind == "pixels" else 1)
     rest = run_through(resumed(config, tmp_path / "run"))
     check_same_bits(everything(rest), everything(whole))
+
+
+@pytest.mark.parametrize("where", ["bank", "statistics", "optimiser", "queue"])
+def test_what_is_not_finite_is_never_saved(where: str, tmp_path: Path) -> None:
+    training = prepared(small_config(queue_size=8, instance_loss="contrastive"), folder=tmp_path)
+    stopped(training, 2)
+    before = (tmp_path / "checkpoints" / LAST).read_bytes()
+    if where == "bank":
+        training.bank.view_2ND[1, 3, 2] = math.nan
+    elif where == "queue":
+        assert training.queue is not None
+        training.queue.view_2QD[0, 3, 2] = math.inf
+    elif where == "statistics":
+        next(b for name, b in training.network.named_buffers() if name.endswith("running_var"))[0] = math.nan
+    else:
+        next(iter(training.optimiser.state.values()))["momentum_buffer"].flatten()[0] = math.nan
+    with pytest.raises(CollapseError, match="after update 2 of epoch 1, so they were not saved"):
+        training.save()
+    assert (tmp_path / "checkpoints" / LAST).read_bytes() == before
+    run_through(resumed(small_config(queue_size=8, instance_loss="contrastive"), tmp_path))
 
 
 def test_a_rate_that_is_far_too_high_ends_in_a_named_error() -> None:
@@ -330,11 +354,44 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(how: str, two_checkpo
     spoil(tmp_path / LAST, how)
     with pytest.raises(StoredFileError):
         checkpoint.read(tmp_path / LAST)
-    _, facts, path = checkpoint.load(tmp_path)
+    _, facts, path, _ = checkpoint.load(tmp_path)
     assert (path.name, facts["step_in_epoch"]) == (PREVIOUS, 1)
     spoil(tmp_path / PREVIOUS, how)
     with pytest.raises(StoredFileError, match=LAST):
         checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_damaged_checkpoint_never_takes_the_place_of_a_good_one(
+    how: str, two_checkpoints: Path, tmp_path: Path
+) -> None:
+    for name in (LAST, PREVIOUS):
+        (tmp_path / name).write_bytes((two_checkpoints / name).read_bytes())
+    good = (tmp_path / PREVIOUS).read_bytes()
+    spoil(tmp_path / LAST, how)
+    loaded = checkpoint.load(tmp_path)
+    assert loaded.skipped is not None
+    assert LAST in loaded.skipped
+    checkpoint.save(tmp_path, loaded.tensors, loaded.facts)
+    assert (tmp_path / PREVIOUS).read_bytes() == good
+    checkpoint.save(tmp_path, loaded.tensors, loaded.facts)
+    spoil(tmp_path / LAST, how)  # behind the back of the process that wrote it
+    good = (tmp_path / PREVIOUS).read_bytes()
+    checkpoint.save(tmp_path, loaded.tensors, loaded.facts)
+    assert (tmp_path / PREVIOUS).read_bytes() == good
+    assert checkpoint.load(tmp_path).path.name == LAST
+
+
+def test_a_newer_checkpoint_is_neither_passed_over_nor_replaced(two_checkpoints: Path, tmp_path: Path) -> None:
+    tensors, facts, *_ = checkpoint.load(two_checkpoints)
+    (tmp_path / PREVIOUS).write_bytes((two_checkpoints / PREVIOUS).read_bytes())
+    save_file(tensors, tmp_path / LAST, metadata={"format": "2", "laid out": "otherwise"})
+    newer = (tmp_path / LAST).read_bytes()
+    with pytest.raises(StoredFileError, match="has format 2, but this version of siammm reads 1"):
+        checkpoint.load(tmp_path)
+    with pytest.raises(StoredFileError, match="has format 2"):
+        checkpoint.save(tmp_path, tensors, facts)
+    assert (tmp_path / LAST).read_bytes() == newer
 
 
 def test_a_run_that_falls_back_goes_on_bit_for_bit(tmp_path: Path) -> None:
@@ -351,7 +408,7 @@ def test_a_run_that_falls_back_goes_on_bit_for_bit(tmp_path: Path) -> None:
 def test_a_run_killed_between_two_moves_has_the_checkpoint_before(two_checkpoints: Path, tmp_path: Path) -> None:
     (tmp_path / PREVIOUS).write_bytes((two_checkpoints / LAST).read_bytes())
     (tmp_path / f".{LAST}.123.partial").write_bytes(b"half of it")
-    tensors, facts, path = checkpoint.load(tmp_path)
+    tensors, facts, path, _ = checkpoint.load(tmp_path)
     assert path.name == PREVIOUS
     checkpoint.save(tmp_path, tensors, facts)
     assert sorted(path.name for path in tmp_path.iterdir()) == [LAST, PREVIOUS]  # what was half written is cleared away
@@ -400,6 +457,6 @@ def test_a_checkpoint_where_no_folder_can_be(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_network_is_refused(two_checkpoints: Path) -> None:
-    tensors, facts, _ = checkpoint.load(two_checkpoints)
+    tensors, facts, *_ = checkpoint.load(two_checkpoints)
     with pytest.raises(SiamMMError, match="another network"):
         state.restore(prepared(small_config(embedding_dim=8)), tensors, facts)

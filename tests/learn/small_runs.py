@@ -83,7 +83,7 @@ def resumed(config: TrainConfig, folder: Path, images: Source | np.ndarray | Non
     """The run in this folder, as a new process would go on with it."""
     source = images if isinstance(images, Source) else open_source(small_images() if images is None else images)
     recorder = RunWriter(folder, tensorboard=False)
-    return Training(config, source, CPU, recorder=recorder, resume_from=Run.unfinished(folder).checkpoint())
+    return Training(config, source, CPU, recorder=recorder, resume_from=Run.unfinished(folder).checkpoint()[:2])
 
 
 def run_through(training: Training) -> Training:

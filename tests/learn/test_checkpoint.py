@@ -40,7 +40,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     tensors, facts = checkpoint.read(path)
     check_same_bits(tensors, TENSORS)
     assert facts == FACTS
-    assert checkpoint.load(path.parent)[1:] == (FACTS, path)
+    assert checkpoint.load(path.parent)[1:] == (FACTS, path, None)
 
 
 def test_a_number_that_is_none_is_kept_as_such(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_an_empty_folder_says_so(tmp_path: Path) -> None:
 
 def test_another_format_says_which(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / LAST, metadata={"format": "2", "facts": "{}", "digest": "0"})
-    with pytest.raises(StoredFileError, match="has format '2', but this version of siammm reads 1"):
+    with pytest.raises(StoredFileError, match="has format 2, but this version of siammm reads 1"):
         checkpoint.load(tmp_path)
 
 

@@ -21,8 +21,9 @@ FLAGS = {
     "demo": "--random-state",
     "compare": "--output --overwrite",
     "train": """
-        --output --overwrite --resume --preset --method --image-key --label-key --loader --workers --max-bad-images
-        --max-pixels --image-size --view-size --augmentation --crop-scale --backbone --embedding-dim --hidden-dim
+        --output --overwrite --resume --resume-if-exists --allow-data-change --preset --method --image-key --label-key
+        --loader --workers --max-bad-images --max-pixels --image-size --view-size
+        --augmentation --crop-scale --backbone --embedding-dim --hidden-dim
         --projector-layers --projector-norm --predictor-layers --predictor-hidden-dim --predictor-norm
         --predictor-noise --momentum-encoder --zero-init-residual --instance-loss --cluster-loss --cluster-weight
         --n-neighbours --temperature --size-weighting --concentration --concentration-dims --concentration-scale

@@ -91,7 +91,7 @@ class Workload:
 
     def check(self) -> None:
         """Raise if the training collapsed."""
-        self.training.tally.check()
+        self.training.check_losses()
 
     def close(self) -> None:
         """Free the memory of the run."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import shlex
 import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +20,16 @@ from rich.markup import escape
 
 import siammm
 from siammm.commands.cluster import cluster_table, in_groups, score_table
-from siammm.core import processes
-from siammm.core.errors import InputError, Stopped
+from siammm.core import processes, ranks
+from siammm.core.errors import InputError, Stopped, StoredFileError
 from siammm.core.processes import Context
 from siammm.core.signals import StopSignals
 from siammm.core.text import shown
 from siammm.data.decode import BadImage
+from siammm.data.inventory import Differences, Inventory
 from siammm.data.sources import Source, from_anywhere
+from siammm.learn.build import initial_clusters
+from siammm.learn.checkpoint import Loaded
 from siammm.learn.loop import Interrupted, Trained, Training
 from siammm.learn.networks import CONV_SMALL
 from siammm.learn.progress import TrainingProgress, metrics_line
@@ -31,7 +37,7 @@ from siammm.metrics.clustering import clustering_scores
 from siammm.runs import files
 from siammm.runs.images import open_images
 from siammm.runs.run import Run
-from siammm.runs.writer import RunWriter
+from siammm.runs.writer import RunWriter, check_run_folder, run_lock
 from siammm.settings.checks import check_settings
 from siammm.settings.fields import with_settings
 from siammm.settings.stored import resumed
@@ -47,70 +53,253 @@ def train(config: TrainConfig) -> None:
     """Run the command."""
     if config.resume is None and config.data is None:
         raise InputError("There is nothing to train on; give a folder of images, or run siammm demo for a first look.")
-    with processes.setup(config.run.device) as context:
-        (_start if config.resume is None else _resume)(config, context, Console(highlight=False))
+    if config.resume_if_exists and (config.resume is not None or config.overwrite):
+        other = "--overwrite" if config.overwrite else "--resume"
+        raise InputError(f"--resume-if-exists and {other} contradict each other; leave one of them out.")
+    with processes.setup(config.run.device) as context, contextlib.ExitStack() as stack:
+        config = _from_any_folder(config)
+        console = Console(highlight=False)
+        if config.resume_if_exists:
+            chosen = _resume_if_begun(config, context)
+            if chosen is None:
+                if context.rank == 0:
+                    console.print("The run is finished; there is nothing left to do.")
+                return
+            config = chosen
+        begun = (_start if config.resume is None else _resume)(config, context, stack)
+        _run(begun, context, console)
 
 
-def _start(config: TrainConfig, context: Context, console: Console) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _Begun:
+    """A training that can begin or go on: everything has been checked that can be before images are read."""
+
+    config: TrainConfig
+    source: Source
+    folder: RunWriter | None
+    """Where it is written; the first process alone has one."""
+    checkpoint: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None
+    carry_over: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+def _from_any_folder(config: TrainConfig) -> TrainConfig:
+    """The settings with the paths that are kept in a run as they are found from any folder."""
+    changed: dict[str, Any] = {}
+    if config.run.probe is not None:
+        changed["probe"] = from_anywhere(config.run.probe)
+    if config.run.image_cache is not None:
+        changed["image_cache"] = os.path.abspath(os.path.expanduser(config.run.image_cache))
+    return with_settings(config, **changed)
+
+
+def _output(config: TrainConfig) -> Path:
+    """The run folder, by default named after the data."""
+    if config.output is not None:
+        return config.output
+    name = re.sub(r"[^\w.-]+", "-", Path(str(config.data).replace("::", "-")).stem).strip("-.")
+    return Path(f"{name or 'images'}-run")
+
+
+def _start(config: TrainConfig, context: Context, stack: contextlib.ExitStack) -> _Begun:
     check_settings(config)
     data, cache = str(config.data), config.run.image_cache
-    if config.run.probe is not None:
-        config = with_settings(config, probe=from_anywhere(config.run.probe))
-    if cache is not None:
-        copies = os.path.abspath(os.path.expanduser(cache))
-        if Path(copies).is_relative_to(from_anywhere(data)):
-            raise InputError(
-                f"--image-cache {cache} lies within {data}, where its copies would be taken for images; choose another."
-            )
-        config = with_settings(config, image_cache=copies)
-    source = open_images(data, config.reading)
-    name = re.sub(r"[^\w.-]+", "-", Path(source.name.replace("::", "-")).stem).strip("-.")
-    output = config.output or Path(f"{name or source.kind}-run")
-    facts: dict[str, Any] = {
-        "data_path": from_anywhere(data),
-        "fingerprint": source.fingerprint(),
-        "n_images": len(source),
-        "kind": source.kind,
-        "versions": {"siammm": siammm.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
-    }
-    folder = RunWriter.planned(output, config, facts) if context.rank == 0 else None
-    _run(config, source, folder, context, console)
-
-
-def _resume(config: TrainConfig, context: Context, console: Console) -> None:
-    assert config.resume is not None
-    run = Run.unfinished(config.resume)
-    where, settings = config.data or str(run.data), resumed(config, run.config)
-    source = open_images(where, settings.reading)
-    if source.fingerprint() != run.fingerprint:
+    if cache is not None and Path(cache).is_relative_to(from_anywhere(data)):
         raise InputError(
-            f"{where} does not hold the images that {config.resume} was trained on; give these, or start a new run."
+            f"--image-cache {cache} lies within {data}, where its copies would be taken for images; choose another."
         )
-    begun = run.checkpoint()
-    folder = RunWriter(run.path, tensorboard=settings.run.tensorboard) if context.rank == 0 else None
-    _run(settings, source, folder, context, console, begun)
+    output, folder = _output(config), None
+    with ranks.refused_together(context.device):
+        source = open_images(data, config.reading)
+        if context.rank == 0:
+            lock = run_lock(output, remedy="choose another --output", patience=config.resume_if_exists)
+            lock.check_free()
+            check_run_folder(output, overwrite=config.overwrite)
+            stack.enter_context(lock)
+            inventory = Inventory.of(source)
+            facts = _facts_of(source, data) | {
+                "versions": {"siammm": siammm.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
+            }
+            folder = RunWriter.planned(output, config, facts, lock=lock, inventory=inventory)
+    return _Begun(config=config, source=source, folder=folder)
 
 
-def _run(
-    config: TrainConfig,
-    source: Source,
-    folder: RunWriter | None,
-    context: Context,
-    console: Console,
-    begun: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
-) -> None:
-    """Train, and write what the run leaves: the first process alone has a folder."""
+def _facts_of(source: Source, data: str) -> dict[str, Any]:
+    """What a run keeps of its images."""
+    facts = {"data_path": from_anywhere(data), "fingerprint": source.fingerprint()}
+    return facts | {"n_images": len(source), "kind": source.kind}
+
+
+def _resume(config: TrainConfig, context: Context, stack: contextlib.ExitStack) -> _Begun:
+    assert config.resume is not None
+    run, folder, lock, differences = Run.unfinished(config.resume), None, None, None
+    settings, course = resumed(config, run.config)
+    check_settings(settings)
+    with ranks.refused_together(context.device):
+        if context.rank == 0:
+            lock = run_lock(run.path, remedy="stop it and resume then", patience=config.resume_if_exists)
+            stack.enter_context(lock)
+    where = config.data or str(run.data)
+    with ranks.refused_together(context.device):
+        source = open_images(where, settings.reading)
+        begun = run.checkpoint()
+        epoch, step = _reached(begun, settings)
+        inventory = Inventory.of(source) if context.rank == 0 else None
+        if inventory is not None or context.rank == 0:
+            differences = _differences(run, source, inventory)
+    carry_over = bool(ranks.broadcast_int(int(differences is not None), context.device))
+    with ranks.refused_together(context.device):
+        if carry_over:
+            settings = _with_other_images(config, settings, where, begun, differences)
+        elif source.fingerprint() != run.fingerprint:
+            raise InputError(_not_the_images(where, config.resume, None))
     if context.rank == 0:
-        announce(config, source, context, console)
+        facts = run.facts | (_facts_of(source, where) if carry_over or config.data is not None else {})
+        change: dict[str, Any] = {name: list(values) for name, values in course.items()}
+        change |= {"images": differences.counts()} if differences is not None else {}
+        if change:
+            before = facts.get("changes")
+            before = before if isinstance(before, list) else []
+            facts["changes"] = [*before, {"epoch": epoch, "update": step, **change}]
+        kept = inventory if run.inventory is not None else None
+        folder = RunWriter.continued(run.path, settings, facts, lock=lock, inventory=kept)
+    notes = _notes(begun, course, differences, context)
+    return _Begun(
+        config=settings, source=source, folder=folder, checkpoint=begun[:2], carry_over=carry_over, notes=notes
+    )
+
+
+def _reached(begun: Loaded, settings: TrainConfig) -> tuple[int, int]:
+    """The epochs and updates that are done; refuses to stop before that."""
+    try:
+        epoch, step = int(begun.facts["epoch"]), int(begun.facts["step_in_epoch"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoredFileError(f"{begun.path} does not say how far the run is; start a new run.") from error
+    least = epoch + (step > 0)
+    if settings.optimisation.epochs < least:
+        raise InputError(
+            f"--epochs is {settings.optimisation.epochs}, but the run is in epoch {least} already; give at least that."
+        )
+    return epoch, step
+
+
+def _differences(run: Run, source: Source, inventory: Inventory | None) -> Differences | None:
+    """What has changed of the images since the run began, if anything."""
+    stored = run.inventory
+    if stored is None or inventory is None or run.facts.get("kind") != source.kind:
+        return None if source.fingerprint() == run.fingerprint else Differences()
+    found = stored.compared(inventory, source)
+    return found if found.any() else None
+
+
+def _with_other_images(
+    config: TrainConfig, settings: TrainConfig, where: str, begun: Loaded, differences: Differences | None
+) -> TrainConfig:
+    """The settings for going on with images that have changed; refused unless that was asked for."""
+    if not config.allow_data_change:
+        raise InputError(_not_the_images(where, config.resume, differences))
+    if "ids" not in begun.tensors:
+        raise InputError(
+            f"{config.resume} was begun by an earlier version of siammm, which did not keep the names of its images, "
+            "so that nothing can be carried over to others; give these, or start a new run."
+        )
+    if settings.clustering.n_components is not None:
+        return settings
+    # A number that follows from the images must not change with them.
+    return with_settings(settings, n_components=initial_clusters(int(begun.tensors["bank/1"].shape[0])))
+
+
+def _not_the_images(where: str, run: Path | None, differences: Differences | None) -> str:
+    what = f": {differences}" if differences is not None and differences.any() else ""
+    return (
+        f"{where} does not hold the images that {run} was trained on{what}; put these back, add --allow-data-change to "
+        "go on with what is there, or start a new run."
+    )
+
+
+def _notes(
+    begun: Loaded, course: dict[str, tuple[Any, Any]], differences: Differences | None, context: Context
+) -> list[str]:
+    """What somebody should know who resumes a run."""
+    notes: list[str] = []
+    epoch, step = int(begun.facts["epoch"]), int(begun.facts["step_in_epoch"])
+    if begun.skipped is not None:
+        notes.append(
+            f"{begun.skipped} It is skipped: the run goes on from {begun.path.name}, after {step:,} updates of epoch "
+            f"{epoch + 1}."
+        )
+    changed = [f"--{name.replace('_', '-')} from {old} to {new}" for name, (old, new) in course.items()]
+    if changed:
+        notes.append(
+            f"Changed: {', '.join(changed)}. Learning rate and momentum follow the new schedule from here on, so the "
+            "result is not, bit for bit, that of a run that was begun with it."
+        )
+    if differences is not None:
+        notes.append(
+            f"The images have changed ({differences if differences.any() else 'others than before'}): clusters and "
+            f"embeddings are carried over by name, and epoch {epoch + 1} starts again."
+        )
+    processes_then = begun.facts.get("world_size", context.world_size)
+    if processes_then != context.world_size:
+        notes.append(
+            f"The checkpoint was written by a run of {processes_then} processes, and {context.world_size} go on with "
+            "it: sums are added in another order, so the result is equal up to rounding, not bit for bit."
+        )
+    return notes
+
+
+def _resume_if_begun(config: TrainConfig, context: Context) -> TrainConfig | None:
+    """The settings for starting or resuming, whichever the output folder asks for; None if nothing is left to do."""
+    output, state = _output(config), 0
+    with ranks.refused_together(context.device):
+        if context.rank == 0:  # before any rank changes the folder
+            state = _state_of(output, config.optimisation.epochs)
+    state = ranks.broadcast_int(state, context.device)
+    if state == _FINISHED:
+        return None
+    if state == _RESUMABLE:
+        return dataclasses.replace(config, output=output, resume=output)
+    # Without a checkpoint nothing is lost by a new start, and the rules for what may be replaced hold.
+    return dataclasses.replace(config, output=output, overwrite=state == _WITHOUT_CHECKPOINT)
+
+
+_NEW, _WITHOUT_CHECKPOINT, _RESUMABLE, _FINISHED = range(4)
+
+
+def _state_of(output: Path, epochs: int) -> int:
+    try:
+        run = Run.unfinished(output)
+    except InputError:
+        return _NEW
+    if run.is_finished and epochs <= run.config.optimisation.epochs:
+        return _FINISHED
+    if run.has_checkpoint:
+        return _RESUMABLE
+    return _NEW if run.is_finished else _WITHOUT_CHECKPOINT
+
+
+def _run(begun: _Begun, context: Context, console: Console) -> None:
+    """Train, and write what the run leaves."""
+    config, folder = begun.config, begun.folder
+    if context.rank == 0:
+        announce(config, begun.source, context, console, begun.notes)
     stop = StopSignals()
     with contextlib.ExitStack() as stack:
         if folder is not None:
             stack.callback(folder.close)
-        bars, device = stack.enter_context(TrainingProgress()) if context.rank == 0 else None, context.device
+        bars = stack.enter_context(TrainingProgress()) if context.rank == 0 else None
         training = Training(
-            config, source, device, recorder=folder, listener=bars, stop_requested=stop.requested, resume_from=begun
+            config,
+            begun.source,
+            context.device,
+            recorder=folder,
+            listener=bars,
+            stop_requested=stop.requested,
+            resume_from=begun.checkpoint,
+            carry_over=begun.carry_over,
         )
         stack.callback(training.close)
+        begun.source.digest_N = None  # every image has been read once
         stack.enter_context(stop)
         try:
             trained = training.run()
@@ -134,7 +323,7 @@ def _run(
         show(training, trained, folder.path, console)
 
 
-def announce(config: TrainConfig, source: Source, context: Context, console: Console) -> None:
+def announce(config: TrainConfig, source: Source, context: Context, console: Console, more: Sequence[str] = ()) -> None:
     """Say what is about to happen, so that a wrong path or size is seen at once."""
     shape = source.uniform_shape()
     size = "of different sizes" if shape is None else f"of {shape[0]} x {shape[1]} pixels"
@@ -145,7 +334,7 @@ def announce(config: TrainConfig, source: Source, context: Context, console: Con
         f"[bold]siammm[/] trains {escape(config.network.backbone)} on {len(source):,} images {size} from "
         f"{escape(shown(source.name))}, {labels}: {epochs} on {context.device}{many}."
     )
-    notes = [] if source.note is None else [source.note]
+    notes = [*more] if source.note is None else [*more, source.note]
     if config.run.image_cache is None and _are_large(source, config.views.image_size or 224):
         notes.append(
             "The images are much larger than the views in training; --image-cache FOLDER makes every epoch after the "
@@ -179,7 +368,8 @@ def show(training: Training, trained: Trained, output: Path, console: Console) -
     aside = len(training.loader.set_aside)
     if aside:
         console.print(f"{aside:,} images could not be read: {escape(str(output / files.SET_ASIDE))}", style="yellow")
-    console.print(f"Trained in {_duration(training.seconds)}. {metrics_line(trained.metrics[-1])}")
+    measured = metrics_line(trained.metrics[-1]) if trained.metrics else ""
+    console.print(f"Trained in {_duration(training.seconds)}. {measured}")
     if trained.mixture is not None and trained.clusters is not None:
         sizes = np.bincount(trained.clusters, minlength=trained.mixture.n_components_)
         console.print(

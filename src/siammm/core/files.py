@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from siammm.core.errors import InputError
 from siammm.core.text import one_line
+
+_LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)
 
 
 @contextlib.contextmanager
@@ -20,7 +23,7 @@ def written_whole(path: Path, *, previous: Path | None = None, flush: bool = Tru
     before the file gets its name, unless ``flush`` is False: for caches of many small files. An earlier file is
     replaced, or kept under the name ``previous``.
     """
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    scratch = scratch_beside(path)
     try:
         yield scratch
         make_readable(scratch)
@@ -32,6 +35,17 @@ def written_whole(path: Path, *, previous: Path | None = None, flush: bool = Tru
     finally:
         with contextlib.suppress(OSError):
             scratch.unlink()
+
+
+def scratch_beside(path: Path) -> Path:
+    """A new name beside ``path`` for what is being written; see ``is_leftover``."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+
+
+def is_leftover(name: str, of: Collection[str]) -> bool:
+    """Whether a process that was killed while it wrote one of these files left this behind."""
+    found = _LEFTOVER.fullmatch(name)
+    return found is not None and found[1] in of
 
 
 def write_text(path: Path, text: str) -> None:

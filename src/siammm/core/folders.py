@@ -10,15 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from siammm.core.errors import InputError
-from siammm.core.files import check_writable, flush_entry, unwritable
+from siammm.core.files import check_writable, flush_entry, is_leftover, unwritable
 from siammm.core.text import shown
 
 
-def check_new_folder(path: Path, *, overwrite: bool = False, ours: frozenset[str] = frozenset()) -> None:
+def check_new_folder(
+    path: Path,
+    *,
+    overwrite: bool = False,
+    ours: frozenset[str] = frozenset(),
+    passed_over: frozenset[str] = frozenset(),
+) -> None:
     """Fail now, with one sentence, if ``new_folder`` would fail later, after hours of work.
 
     ``ours`` are the names that an earlier result consists of. A folder that holds anything else is never replaced,
-    ``overwrite`` or not: a mistyped path must not cost anybody their files.
+    ``overwrite`` or not: a mistyped path must not cost anybody their files. What is ``passed_over`` counts as nothing.
     """
     target = _resolved(path)
     try:
@@ -29,10 +35,10 @@ def check_new_folder(path: Path, *, overwrite: bool = False, ours: frozenset[str
     if target.exists() and not target.is_dir():
         raise InputError(f"The output {path} is a file, but a folder is needed; choose another --output.")
     try:
-        present = {entry.name for entry in target.iterdir()} if target.exists() else set()
+        present = {entry.name for entry in target.iterdir()} - passed_over if target.exists() else set()
         if present and not overwrite:
             raise InputError(f"The output folder {path} is not empty; choose another --output, or add --overwrite.")
-        foreign = sorted(present - ours)
+        foreign = sorted(name for name in present - ours if not is_leftover(name, ours))
         if foreign:
             raise InputError(
                 f"The output folder {path} holds {foreign[0]!r}, which is no part of an earlier result, so it is not "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from siammm.core.text import listed, one_line, shape_text, shown
 from siammm.data import labels as labelling
 from siammm.data.array_files import Headers, choose_array, decoded_text, load_npz, map_npy, npy_header, npz_headers
 from siammm.data.labels import LABEL_KEYS, NAME_KEYS
-from siammm.data.source import Source
+from siammm.data.source import Source, container_files
 
 IMAGE_KEYS = ("images", "image", "x", "X", "data")
 _CHECKED_AT_A_TIME = 2**24
@@ -64,6 +65,10 @@ class ArraySource(Source):
         """Height and width of all images."""
         shape = self._images.shape
         return shape[2:4] if self._layout == "channels first" else shape[1:3]
+
+    def stored_in(self) -> Iterator[tuple[str, str]] | None:
+        """See ``Source.stored_in``: the file, where the array is of one."""
+        return None if self._file is None else container_files([self._file[0]])
 
     def _not_sent(self) -> tuple[str, ...]:
         return () if self._file is None else ("_images",)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from siammm.core.errors import InputError
 from siammm.core.text import one_line, shown
 from siammm.data import decode, labels
-from siammm.data.source import EncodedSource, Names
+from siammm.data.source import EncodedSource, Names, content_digest
 
 
 @dataclass
@@ -85,6 +86,7 @@ class FolderSource(EncodedSource):
     """
 
     kind = "folder"
+    has_own_files = True
 
     def __init__(self, root: Path, paths: list[str], *, name: str, max_pixels: int = decode.MAX_PIXELS) -> None:
         self.name, self.max_pixels = name, max_pixels
@@ -101,7 +103,16 @@ class FolderSource(EncodedSource):
 
     def encoded(self, i: int) -> bytes:
         """See ``EncodedSource.encoded``."""
-        return decode.read_file(self.path(i), max_pixels=self.max_pixels)
+        content = decode.read_file(self.path(i), max_pixels=self.max_pixels)
+        if self.digest_N is not None:
+            self.digest_N[self._check_position(i)] = content_digest(content)
+        return content
+
+    def stored_in(self) -> Iterator[tuple[str, str]]:
+        """See ``Source.stored_in``: by their identifiers."""
+        root = os.path.join(self.root, "")
+        for i in range(len(self)):
+            yield self._paths.text(i), root + os.fsdecode(self._paths[i])
 
     def identifier(self, i: int) -> str:
         r"""See ``Source.identifier``: the relative path; bytes that are no Unicode are written like ``\xff``."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,6 +35,10 @@ class Source(ABC):
     """The name of label 0, 1, ..., where known. Two sources may number the same classes differently."""
     note: str | None = None
     """A sentence that the user should see before a long run, such as that random access will be slow."""
+    has_own_files: ClassVar[bool] = False
+    """Whether every image is a file of its own."""
+    digest_N: np.ndarray | None = None
+    """Where digests of such files are noted as they are read, while somebody wants them: see ``inventory.py``."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -87,6 +93,13 @@ class Source(ABC):
                 _add(digest, b"unreadable")
         return digest.hexdigest()
 
+    def stored_in(self) -> Iterator[tuple[str, str]] | None:
+        """Name and path of every file that the images are in, in a fixed order; None where that is not known.
+
+        A name does not change when the whole set is moved.
+        """
+        return None
+
     def spread(self, count: int) -> np.ndarray:
         """Up to ``count`` positions, spread evenly over the set."""
         return np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64))
@@ -100,7 +113,7 @@ class Source(ABC):
 
     def _not_sent(self) -> tuple[str, ...]:
         """Attributes that are not pickled; ``_open_again`` makes them anew in the other process."""
-        return ()
+        return ("digest_N",)
 
     def _open_again(self) -> None:  # noqa: B027 - most sources have nothing to open
         """Make what was not pickled."""
@@ -120,6 +133,19 @@ def _add(digest: hashlib._Hash, part: bytes) -> None:
     """Add a part with its length, so that no two lists of parts read the same."""
     digest.update(len(part).to_bytes(8, "little"))
     digest.update(part)
+
+
+def content_digest(content: bytes | memoryview) -> int:
+    """A number that tells contents apart; never 0, which stands for one that is not known."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") or 1
+
+
+def container_files(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """``Source.stored_in`` of files that hold many images each: their names below the folder that they share."""
+    root = os.path.commonpath([path.parent for path in paths])
+    for path in paths:
+        # A file that stands alone may be renamed.
+        yield "" if len(paths) == 1 else os.path.relpath(path, root), str(path)
 
 
 class EncodedSource(Source):

@@ -27,7 +27,7 @@ from siammm.data import labels as labelling
 from siammm.data.array_files import parquet_file
 from siammm.data.decode import BadImage
 from siammm.data.labels import LABEL_KEYS, SPLITS
-from siammm.data.source import EncodedSource, located
+from siammm.data.source import EncodedSource, container_files, located
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,6 +157,10 @@ class ParquetSource(_TableSource):
                 "memory, and Parquet is slow to read at random; an image folder, tar shards or a folder saved by "
                 "datasets' save_to_disk are faster."
             )
+
+    def stored_in(self) -> Iterator[tuple[str, str]]:
+        """See ``Source.stored_in``: the tables."""
+        return container_files(self.files)
 
     def identifier(self, i: int) -> str:
         """See ``Source.identifier``: the row; of several files, the file's name and the row in it."""

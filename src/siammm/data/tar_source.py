@@ -23,7 +23,7 @@ from siammm.data import decode
 from siammm.data import labels as labelling
 from siammm.data.decode import BadImage
 from siammm.data.labels import LABEL_KEYS
-from siammm.data.source import EncodedSource, Names, located
+from siammm.data.source import EncodedSource, Names, container_files, located
 
 COMPRESSED_SUFFIXES = (".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 
@@ -116,6 +116,10 @@ class TarSource(EncodedSource):
 
     def _shard(self, i: int) -> Path:
         return self.shards[located(self._ends, i)[0]]
+
+    def stored_in(self) -> Iterator[tuple[str, str]]:
+        """See ``Source.stored_in``: the shards."""
+        return container_files(self.shards)
 
     def identifier(self, i: int) -> str:
         """See ``Source.identifier``: the key; with the shard before it where two shards use the same key."""

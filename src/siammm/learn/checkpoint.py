@@ -1,8 +1,8 @@
 """Checkpoints: atomic, verified, no pickle.
 
 One ``.safetensors`` file holds every tensor of a run, its numbers as JSON in the header, and a digest of both. It is
-written beside its name, read back, and only then moved into place; the one before is kept until the next. So a run that
-is killed at any moment, also while saving, leaves a checkpoint that loads.
+written beside its name, read back, and only then moved into place; the one before is kept until the next, if it is
+whole. So a run that is killed at any moment, also while saving, leaves a checkpoint that loads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +24,13 @@ from siammm.core.files import unwritable, written_whole
 LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
 _FORMAT = 1
 
+# Files that this process has read to the end, by what changes when somebody writes to them.
+_whole: dict[Path, tuple[int, ...]] = {}
+
+
+class NewerFormatError(StoredFileError):
+    """A checkpoint of a later version: whole, but not for this version to read or replace."""
+
 
 def save(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
     """Write a checkpoint as the folder's last one; the last one becomes the previous."""
@@ -34,26 +41,49 @@ def save(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) 
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(f".{LAST}.*.partial"):  # by a process that was killed while it saved
             left.unlink(missing_ok=True)
-        with written_whole(folder / LAST, previous=folder / PREVIOUS) as scratch:
+        # A damaged file is replaced. In the place of the one before it would cost the only good one.
+        previous = folder / PREVIOUS if _is_whole(folder / LAST) else None
+        with written_whole(folder / LAST, previous=previous) as scratch:
             save_file(stored, scratch, metadata=header)
             read(scratch)
+        _whole[folder / LAST] = _state(folder / LAST)
     except (OSError, SafetensorError) as error:  # a full disk is either, depending on who was writing
         raise unwritable(f"The checkpoint in {folder}", error, "make room and resume") from error
     return folder / LAST
 
 
-def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
-    """The last checkpoint that is whole: tensors, facts, and the file they came from."""
-    problem: StoredFileError | None = None
-    for name in (LAST, PREVIOUS):
-        if not (folder / name).is_file():
+class Loaded(NamedTuple):
+    """A checkpoint that is whole."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+    path: Path
+    skipped: str | None = None
+    """Why the last one was not taken, where it was not."""
+
+
+def exists(folder: Path) -> bool:
+    """Whether there is a checkpoint, whole or not."""
+    return any((folder / name).is_file() for name in (LAST, PREVIOUS))
+
+
+def load(folder: Path) -> Loaded:
+    """The last checkpoint that is whole. One of a later version is refused: the one before it would be a step back."""
+    problems: list[StoredFileError] = []
+    for path in (folder / LAST, folder / PREVIOUS):
+        if not path.is_file():
             continue
         try:
-            return (*read(folder / name), folder / name)
+            state = _state(path)
+            tensors, facts = read(path)
+            _whole[path] = state
+            return Loaded(tensors, facts, path, skipped=str(problems[0]) if problems else None)
+        except NewerFormatError:
+            raise
         except StoredFileError as error:
-            problem = problem or error
-    if problem is not None:
-        raise problem
+            problems.append(error)
+    if problems:
+        raise problems[0]
     raise StoredFileError(
         f"There is no checkpoint in {folder}; the run was stopped before its first one: start a new run."
     )
@@ -64,19 +94,49 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as stored:
             header = stored.metadata() or {}
+            _check_format(path, header)
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a mapping
         text = header["facts"]
         facts = dict(json.loads(text))
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except StoredFileError:
+        raise
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise StoredFileError(f"{path} is not a checkpoint of siammm, or it is damaged.") from error
-    if header.get("format") != str(_FORMAT):
-        raise StoredFileError(
-            f"{path} has format {header.get('format')!r}, but this version of siammm reads {_FORMAT}; "
-            "resume with the version that wrote it."
-        )
     if header.get("digest") != _digest(tensors, text):
         raise StoredFileError(f"{path} is damaged: its contents are not what was written.")
     return tensors, facts
+
+
+def _check_format(path: Path, header: Mapping[str, str]) -> None:
+    stored = header.get("format", "")
+    if stored == str(_FORMAT):
+        return
+    if stored.isascii() and stored.isdigit() and int(stored) > _FORMAT:
+        raise NewerFormatError(
+            f"{path} has format {stored}, but this version of siammm reads {_FORMAT}; resume with the version that "
+            "wrote it."
+        )
+    raise StoredFileError(f"{path} is not a checkpoint of siammm, or it is damaged: its format is {stored!r}.")
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a checkpoint is there and whole; read again only if this process has not, or somebody changed it."""
+    if not path.is_file():
+        return False
+    if _whole.get(path) == _state(path):
+        return True
+    try:
+        read(path)
+    except NewerFormatError:
+        raise
+    except StoredFileError:
+        return False
+    return True
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -48,6 +48,8 @@ _torch = cast(Any, torch)
 
 # On a GPU the host looks at the losses this often; on a CPU, after every update.
 _STEPS_BETWEEN_CHECKS = 50
+# Images of a batch that a message names.
+_NAMED = 3
 
 
 class Interrupted(Exception):  # noqa: N818 - a request, not an error
@@ -71,7 +73,9 @@ class Training:
         listener: Listener | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
         resume_from: tuple[dict[str, Tensor], dict[str, Any]] | None = None,
+        carry_over: bool = False,
     ) -> None:
+        """``resume_from``: a checkpoint; with ``carry_over`` its run goes on although the images have changed."""
         self.config, self.device, self.recorder, self.stop_requested = config, device, recorder, stop_requested
         self.listener: Listener = listener or Silent()
         self.clean_view = views(build.image_size(config, source), config.views.augmentation)[0]
@@ -86,7 +90,7 @@ class Training:
             device,
             seed=config.run.random_state,
             image_size=self.clean_view.size,
-            known_bad=None if resume_from is None else dict(resume_from[1]["set_aside"]),
+            known_bad=None if resume_from is None or carry_over else dict(resume_from[1]["set_aside"]),
             progress=self.listener.reading,
         )
         n = self.loader.n_images
@@ -119,7 +123,9 @@ class Training:
         self._saved_at = time.monotonic()
         self._clustered: tuple[int, Samples] | None = None
         if resume_from is not None:
-            state.restore(self, *resume_from)
+            state.restore(self, *resume_from, carry_over=carry_over)
+        if carry_over:
+            self.save()  # before the run is said to be of these images: they and the checkpoint belong together
         if self.recorder is not None:
             self.recorder.begin(self.loader.set_aside)
 
@@ -144,7 +150,7 @@ class Training:
                 self.step_in_epoch += 1
                 self.listener.stepped(self.epoch, self.step_in_epoch, self.steps_per_epoch)
                 self._between_updates(started)
-            self.tally.check()
+            self.check_losses()
             if self.clustering_active:
                 # Merge: join centroids that are close, by Eq. 11 or by the test of merge="auto"; K falls.
                 for clustering in self.clusterings:
@@ -216,7 +222,7 @@ class Training:
             dist.all_reduce(failed, dist.ReduceOp.MAX)
             dist.all_reduce(losses)
             losses = losses / ranks.world_size()
-        torch.maximum(self.tally.failed, failed, out=self.tally.failed)
+        self.tally.note(failed)
         self.optimiser.found_inf = self.tally.failed  # pyright: ignore[reportAttributeAccessIssue] - as torch's own scaler does
         self.optimiser.step()
         self.network.normalise_prototypes()
@@ -319,7 +325,7 @@ class Training:
         """Is the loss still finite, is it time to save, does anybody want us to stop?"""
         if self.device.type == "cuda" and self.step_in_epoch % _STEPS_BETWEEN_CHECKS:
             return
-        self.tally.check()
+        self.check_losses()
         stop, due = self._any_rank(self.stop_requested()), self._any_rank(self._save_is_due())
         if (stop or due) and self.step_in_epoch < self.steps_per_epoch:
             seconds, self.seconds = self.seconds, self.seconds + time.monotonic() - started
@@ -327,6 +333,20 @@ class Training:
             self.seconds = seconds
             if stop:
                 raise Interrupted
+
+    def check_losses(self) -> None:
+        """Stop if a loss or gradient was not finite: no weight has changed since."""
+        update = self.tally.failed_update()
+        if update is None:
+            return
+        order = randomness.permutation(self.config.run.random_state, self.epoch, self.loader.n_images)
+        batch = order[(update - 1) * self.batch_size : update * self.batch_size]
+        names = [self.loader.source.identifier(int(self.loader.sample_N[i])) for i in batch[:_NAMED].tolist()]
+        raise CollapseError(
+            f"The loss or its gradient is no longer finite in update {update:,} of epoch {self.epoch + 1} "
+            f"({len(batch)} images: {', '.join(names)} ...), so training stopped before the weights changed; start "
+            "again with a lower --learning-rate, or with --precision fp32."
+        )
 
     def _end_of_epoch(self, seconds: float, n_updates: int) -> None:
         """Measure, save, go on to the next epoch; or stop, if the encoder has collapsed."""
@@ -360,7 +380,7 @@ class Training:
         return finish(self)
 
     def save(self) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint, unless something in it is not finite."""
         self._saved_at = time.monotonic()
         state.save(self)
 

@@ -95,13 +95,16 @@ def merge_rounds(run: Run) -> list[tuple[float, int, int]]:
 def _by_epoch(run: Run) -> list[tuple[float, int]]:
     try:
         return [(float(epoch), int(k)) for epoch, k in run.merges.get("n_clusters_by_epoch", [])]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return []
 
 
 def starting_clusters(run: Run) -> int:
     """Components at the start of training."""
-    return max(run.n_clusters, *map(int, run.merges.get("n_components") or [0]))
+    try:
+        return max(run.n_clusters, *map(int, run.merges.get("n_components") or [0]))
+    except (TypeError, ValueError, OverflowError):
+        return run.n_clusters
 
 
 def merges_of_clusters(run: Run) -> list[tuple[int, list[tuple[int, int, int]]]]:
@@ -114,6 +117,8 @@ def merges_of_clusters(run: Run) -> list[tuple[int, list[tuple[int, int, int]]]]
     try:
         n_made = int(run.merges["n_merges"])
         rows = [(int(a), int(b)) for a, b, *_ in run.merges["linkage"][:n_made]]
+        if len(rows) != n_made:
+            raise ValueError
         n_start = n_made + k
         first, inside = list(range(n_start)), [1] * n_start
         for a, b in rows:
@@ -125,7 +130,13 @@ def merges_of_clusters(run: Run) -> list[tuple[int, list[tuple[int, int, int]]]]
         order = sorted(roots, key=lambda node: first[node]) if nodes is None else [int(node) for node in nodes]
         if len(order) != k or set(order) != set(roots):
             raise ValueError
-    except (KeyError, IndexError, TypeError, ValueError):  # no tree, or one that is not of these clusters
+    except (
+        KeyError,
+        IndexError,
+        TypeError,
+        ValueError,
+        OverflowError,
+    ):  # no tree, or one that is not of these clusters
         return [(1, []) for _ in range(k)]
     epochs = _epochs_of_rows(run, n_start, n_made)
     return [(inside[root], _below(root, rows, n_start, inside, epochs)) for root in order]

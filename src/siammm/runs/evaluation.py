@@ -99,11 +99,37 @@ def read_evaluation(path: Path) -> Evaluation:
             Result(**{**part, "figures": {name: Figure(**value) for name, value in part["figures"].items()}})
             for part in plain.pop("results")
         ]
-        return Evaluation(**plain, results=results)
+        found = Evaluation(**plain, results=results)
+        _check_types(found)
+        return found
     except StoredFileError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoredFileError(f"{file} is not an evaluation, or it is damaged; write it again.") from error
+
+
+def _check_types(found: Evaluation) -> None:
+    """Raise if a part is not what it was when it was written."""
+    dicts = [found.subject, found.data, found.test_images, found.environment]
+    dicts += [found.data.get(part) or {} for part in ("train", "test", "split", "transfer", "transfer_test")]
+    texts = [*found.unfinished]
+    numbers: list[Any] = [*found.seeds]
+    for result in found.results:
+        dicts += [result.settings, result.figures, result.detail]
+        texts += [result.protocol, result.recipe, *result.neutral]
+        numbers.append(result.seconds)
+        for figure in result.figures.values():
+            numbers += [figure.mean, *figure.values, *([] if figure.deviation is None else [figure.deviation])]
+    if not all(isinstance(one, dict) for one in dicts) or not all(isinstance(one, str) for one in texts):
+        raise TypeError
+    if not all(isinstance(one, int | float) and abs(one) < 1e300 for one in numbers):
+        raise TypeError
+    for part in ("train", "test", "transfer", "transfer_test"):
+        one = found.data.get(part) or {}
+        if not isinstance(one.get("fingerprint", ""), str | None) or not isinstance(one.get("labels", ""), str | None):
+            raise TypeError
+    if not all(isinstance(found.test_images.get(key), bool | None) for key in ("seen", "clustered")):
+        raise TypeError
 
 
 def _file(path: Path) -> Path:

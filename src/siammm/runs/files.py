@@ -3,6 +3,7 @@
 A run, as ``siammm train`` leaves it:
 
 config.json           the settings, the fingerprint of the data, versions
+inventory.parquet     size, time and digest of the files that the images are in
 metrics.jsonl         one line per epoch
 tensorboard/          the same, if tensorboard is installed
 checkpoints/          what a stopped run is resumed from
@@ -12,6 +13,8 @@ encoder.safetensors   the networks
 assignments.parquet   the cluster of every image
 embeddings.npy        what was clustered: float16, of unit length, one row for each row of assignments.parquet
 merges.json           the tree of merges, the node of each cluster in it, and the number of clusters after each epoch
+
+.lock                 the process that is writing into the folder, while one is
 
 An export, as ``siammm export`` and ``SiamMM.save_pretrained`` leave it (timm looks for the first two by name):
 
@@ -26,10 +29,12 @@ embeddings.parquet, clusters.parquet    tables of the images and of the clusters
 from __future__ import annotations
 
 CONFIG, METRICS, CHECKPOINTS, SET_ASIDE = "config.json", "metrics.jsonl", "checkpoints", "set_aside.json"
+INVENTORY = "inventory.parquet"
 MIXTURE, ENCODER, MERGES = "mixture.safetensors", "encoder.safetensors", "merges.json"
-ASSIGNMENTS, EMBEDDINGS = "assignments.parquet", "embeddings.npy"
+ASSIGNMENTS, EMBEDDINGS, LOCK = "assignments.parquet", "embeddings.npy", ".lock"
 RUN_NAMES = frozenset(
-    {CONFIG, METRICS, CHECKPOINTS, SET_ASIDE, MIXTURE, ENCODER, MERGES, ASSIGNMENTS, EMBEDDINGS, "tensorboard"}
+    {CONFIG, INVENTORY, METRICS, CHECKPOINTS, SET_ASIDE, MIXTURE, ENCODER, MERGES, ASSIGNMENTS, EMBEDDINGS}
+    | {"tensorboard"}
     | {"losses.svg", "clusters.svg"}  # of earlier versions
 )
 """What a run consists of; a folder that holds anything else is not replaced."""

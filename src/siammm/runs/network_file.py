@@ -21,6 +21,8 @@ from siammm.settings.stored import as_plain, from_plain
 from siammm.settings.training import TrainConfig
 
 _FORMAT = 1
+# Pixels of a side that no network is trained on.
+_LARGEST_IMAGE = 2**14
 
 
 def save_network(path: Path, network: SiameseNetwork, config: TrainConfig, view: ViewSettings) -> None:
@@ -39,6 +41,8 @@ def read_header(path: Path) -> tuple[TrainConfig, ViewSettings]:
         if header["format"] != _FORMAT:
             raise StoredFileError(f"{path} is of another version of siammm; use the version that wrote it.")
         config, size = from_plain(header["settings"], path), int(header["image_size"])
+        if not 1 <= size <= _LARGEST_IMAGE:
+            raise ValueError(f"images of {size} pixels")
     return config, views(size, config.views.augmentation)[0]
 
 
@@ -58,5 +62,5 @@ def _damage_named(path: Path) -> Iterator[None]:
         yield
     except StoredFileError:
         raise
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise StoredFileError(f"{path} is not an encoder saved by siammm, or it is damaged.") from error

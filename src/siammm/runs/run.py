@@ -26,6 +26,7 @@ from torch import Tensor
 from siammm.core.errors import InputError, StoredFileError
 from siammm.core.progress import Progress, silent
 from siammm.core.text import one_line, printable, shown
+from siammm.data.inventory import Inventory
 from siammm.data.loader import Loader
 from siammm.data.subset import SourceSubset
 from siammm.data.view_settings import ViewSettings
@@ -39,6 +40,9 @@ from siammm.runs.images import RunImages, find_images, image_loader, merge_readi
 from siammm.runs.network_file import load_network, read_header
 from siammm.settings.stored import from_plain
 from siammm.settings.training import DataConfig, TrainConfig
+
+# What training notes besides its settings, as far as anybody reads it.
+_FACTS: dict[str, type] = {"data_path": str, "fingerprint": str, "n_images": int, "kind": str, "versions": dict}
 
 EncoderChoice = Literal["online", "momentum"]
 
@@ -61,7 +65,7 @@ class Run:
         if not run.path.is_dir():
             what = "is a file" if run.path.exists() else "does not exist"
             raise InputError(f"{run.given} {what}, but a run is a folder; give one that siammm train wrote.")
-        if run._network_file.is_file():
+        if run.is_finished:
             return run
         if run._has_own_config:
             command = f"siammm train --resume {shlex.quote(str(given))}"
@@ -151,9 +155,25 @@ class Run:
         except (OSError, ValueError, KeyError, TypeError):
             return 0
 
-    def checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The tensors and facts of the last whole checkpoint."""
-        return checkpoint.load(self.path / files.CHECKPOINTS)[:2]
+    def checkpoint(self) -> checkpoint.Loaded:
+        """The last whole checkpoint."""
+        return checkpoint.load(self.path / files.CHECKPOINTS)
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is anything to resume from."""
+        return checkpoint.exists(self.path / files.CHECKPOINTS)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its results are there."""
+        return self._network_file.is_file()
+
+    @property
+    def inventory(self) -> Inventory | None:
+        """The files of its images when it began; None in runs of earlier versions."""
+        path = self.path / files.INVENTORY
+        return Inventory.read(path) if path.is_file() else None
 
     @cached_property
     def _has_own_config(self) -> bool:
@@ -164,9 +184,12 @@ class Run:
     def _stored(self) -> tuple[TrainConfig, dict[str, Any]]:
         path = self.path / files.CONFIG
         try:
-            facts = dict(json.loads(path.read_text(encoding="utf-8")))
+            facts = dict(json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number))
             settings = facts.pop("settings")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            for name, kind in _FACTS.items():
+                if not isinstance(facts.get(name), kind | None):
+                    raise ValueError(f"{name} is {facts[name]!r:.40}")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise StoredFileError(f"{path} cannot be read ({one_line(error)}); train again.") from error
         return from_plain(settings, path), facts
 
@@ -254,9 +277,13 @@ class Run:
             raise InputError(f"{self.given} {reason}; give a run folder that siammm train wrote.")
         try:
             table = pq.read_table(path)
-            cluster_N = table.column("cluster").to_numpy()
-            for name in ("id", "probability", "outlier_score"):
-                table.column(name)
+            cluster_N = table.column("cluster").cast(pa.int64()).to_numpy()
+            if table.column("id").null_count or not pa.types.is_string(table.schema.field("id").type):
+                raise ValueError("its ids are not text")
+            for name in ("cluster", "probability", "outlier_score"):
+                column = table.column(name)
+                if column.null_count or not pa.types.is_primitive(column.type):
+                    raise ValueError(f"{name} is not a number in every row")
         except (OSError, KeyError, ValueError, pa.ArrowException) as error:
             remedy = "copy the whole run folder, or train again"
             raise StoredFileError(f"{path} cannot be read ({one_line(error)}); {remedy}.") from error
@@ -383,22 +410,30 @@ class Run:
             loader.close()
 
 
+def _no_number(text: str) -> float:
+    raise ValueError(f"it holds {text}")
+
+
 def is_run_folder(path: Path) -> bool:
     """Whether a training has written into this folder."""
     return any((path / name).exists() for name in (files.ENCODER, files.METRICS, files.CHECKPOINTS))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The metrics in a run folder, one row per epoch."""
+    """The metrics in a run folder, one row per epoch; of rows that are damaged, the numbers that are left."""
     file = path / files.METRICS
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    except OSError as error:
+        raise StoredFileError(f"{file} cannot be read ({one_line(error)}); check it, or remove it.") from error
     rows: list[dict[str, Any]] = []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+    for line in text.splitlines():
         try:
             row = json.loads(line)
-        except ValueError:  # a line that was being written when the machine went down
+        except (ValueError, RecursionError):  # a line that was being written when the machine went down
             break
-        if isinstance(row, dict):
-            rows.append(row)
+        if isinstance(row, dict) and isinstance(row.get("epoch"), int):
+            rows.append({name: value for name, value in row.items() if isinstance(value, int | float)})
     return rows
 
 

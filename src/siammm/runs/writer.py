@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 from safetensors import SafetensorError
 from torch import Tensor
 
-from siammm.core.files import unwritable, write_text, written_whole
+from siammm.core.files import is_leftover, unwritable, write_text, written_whole
 from siammm.core.folders import check_new_folder
+from siammm.core.locks import FolderLock
 from siammm.data.decode import SetAside
+from siammm.data.inventory import Inventory
 from siammm.learn import checkpoint
 from siammm.learn.loop import Trained
 from siammm.runs import files
@@ -31,46 +33,72 @@ from siammm.settings.training import TrainConfig
 class RunWriter:
     """The ``Recorder`` of a training that is kept on disk; only one process has it."""
 
-    def __init__(self, path: Path, *, tensorboard: bool = True) -> None:
-        self.path, self.tensorboard = path, tensorboard
+    def __init__(
+        self,
+        path: Path,
+        *,
+        tensorboard: bool = True,
+        lock: FolderLock | None = None,
+        inventory: Inventory | None = None,
+    ) -> None:
+        """``lock`` is the right to write, where others could; ``inventory`` the files to note when training begins."""
+        self.path, self.tensorboard, self._lock, self._inventory = path, tensorboard, lock, inventory
         self._board: Any = None
-        self._new: tuple[TrainConfig, dict[str, Any]] | None = None
+        self._config: tuple[TrainConfig, dict[str, Any]] | None = None
+        self._is_new = False
 
     @classmethod
-    def planned(cls, path: Path, config: TrainConfig, facts: dict[str, Any]) -> RunWriter:
+    def planned(cls, path: Path, config: TrainConfig, facts: dict[str, Any], **more: Any) -> RunWriter:
         """A new run, whose folder is made when training begins: a wrong setting must not cost an earlier run."""
-        check_new_folder(path, overwrite=config.overwrite, ours=files.RUN_NAMES)
-        writer = cls(path, tensorboard=config.run.tensorboard)
-        writer._new = (config, facts)
+        check_run_folder(path, overwrite=config.overwrite)
+        writer = cls.continued(path, config, facts, **more)
+        writer._is_new = True
+        return writer
+
+    @classmethod
+    def continued(cls, path: Path, config: TrainConfig, facts: dict[str, Any], **more: Any) -> RunWriter:
+        """A run that goes on, with these settings and facts on disk from when training begins."""
+        writer = cls(path, tensorboard=config.run.tensorboard, **more)
+        writer._config = (config, facts)
         return writer
 
     @classmethod
     def create(cls, path: Path, config: TrainConfig, facts: dict[str, Any]) -> RunWriter:
         """A new run, with its settings on disk. An earlier run is replaced only if the settings say so."""
         writer = cls.planned(path, config, facts)
-        writer._make()
+        writer._prepare()
         return writer
 
     def begin(self, set_aside: SetAside) -> None:
-        """Make the folder of a new run, and list the images that could not be read."""
-        self._make()
-        if len(set_aside):
-            set_aside.write(self.path / files.SET_ASIDE)
-
-    def _make(self) -> None:
-        if self._new is None:
-            return
-        (config, facts), self._new = self._new, None
+        """Make the folder of a new run, and list its images and those that could not be read."""
+        self._prepare()
         with self._writing():
-            # The folder itself stays: it may be a link, or a volume that cannot be removed.
-            for name in files.RUN_NAMES if self.path.exists() else ():
-                earlier = self.path / name
-                if earlier.is_dir() and not earlier.is_symlink():
-                    shutil.rmtree(earlier)
-                else:
-                    earlier.unlink(missing_ok=True)
+            if self._inventory is not None:
+                self._inventory.write(self.path / files.INVENTORY)
+            if len(set_aside):
+                set_aside.write(self.path / files.SET_ASIDE)
+
+    def _prepare(self) -> None:
+        if self._config is None:
+            return
+        (config, facts), self._config = self._config, None
+        with self._writing():
+            self._clear()
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.path / files.CONFIG, json.dumps({"settings": as_plain(config), **facts}, indent=2) + "\n")
+
+    def _clear(self) -> None:
+        """Remove what an earlier run left, if this one is new, and what a process that was killed left half written."""
+        # The folder itself stays: it may be a link, or a volume that cannot be removed.
+        for earlier in list(self.path.iterdir()) if self.path.exists() else ():
+            is_old = self._is_new and earlier.name in files.RUN_NAMES
+            if not is_old and not is_leftover(earlier.name, files.RUN_NAMES):
+                continue
+            if earlier.is_dir() and not earlier.is_symlink():
+                shutil.rmtree(earlier)
+            else:
+                earlier.unlink(missing_ok=True)
+        self._is_new = False
 
     def add_metrics(self, row: dict[str, Any]) -> None:
         """Add the metrics of an epoch."""
@@ -94,12 +122,17 @@ class RunWriter:
 
     def save_checkpoint(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Keep what the run can be resumed from."""
+        if self._lock is not None:
+            self._lock.check_mine()
         checkpoint.save(self.path / files.CHECKPOINTS, tensors, facts)
 
     def write_results(self, trained: Trained) -> None:
-        """Write what training found; the metrics and checkpoints are there already."""
+        """Write what training found; the metrics and checkpoints are there already.
+
+        The encoder comes last: a run that has one is finished (``Run.open``), and all of it is of one training.
+        """
         with self._writing():
-            save_network(self.path / files.ENCODER, trained.network, trained.config, trained.clean_view)
+            (self.path / files.ENCODER).unlink(missing_ok=True)
             if trained.mixture is not None:
                 trained.mixture.save(self.path / files.MIXTURE)
                 with written_whole(self.path / files.EMBEDDINGS) as scratch, scratch.open("wb") as file:
@@ -107,6 +140,7 @@ class RunWriter:
                 with written_whole(self.path / files.ASSIGNMENTS) as scratch:
                     pq.write_table(assignments(trained), scratch)
                 write_text(self.path / files.MERGES, json.dumps(_merges(trained)) + "\n")
+            save_network(self.path / files.ENCODER, trained.network, trained.config, trained.clean_view)
 
     def close(self) -> None:
         """Let open files go."""
@@ -116,6 +150,8 @@ class RunWriter:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
+        if self._lock is not None:
+            self._lock.check_mine()
         try:
             yield
         except (OSError, SafetensorError) as error:
@@ -130,6 +166,16 @@ class RunWriter:
             else:
                 self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=epoch)
         return self._board or None
+
+
+def run_lock(path: Path, *, remedy: str, patience: bool = False) -> FolderLock:
+    """The right to write into a run folder. Reading a run needs none."""
+    return FolderLock(path, files.LOCK, remedy=remedy, patience=patience)
+
+
+def check_run_folder(path: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that a new run may not be written to."""
+    check_new_folder(path, overwrite=overwrite, ours=files.RUN_NAMES, passed_over=frozenset({files.LOCK}))
 
 
 def assignments(trained: Trained) -> pa.Table:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from siammm.core.errors import InputError, StoredFileError
 from siammm.settings.fields import setting_homes, value_of, with_settings
 from siammm.settings.training import TrainConfig
 
-# What may be changed when a run is resumed: where it runs, not what it computes.
-_CHANGEABLE = frozenset({"data", "resume", "device", "workers", "save_every", "tensorboard", "probe"})
+# What may be changed when a run is resumed: where it runs, which leaves what it computes as it is ...
+_CHANGEABLE = frozenset({"data", "device", "workers", "save_every", "tensorboard", "probe"})
+# ... and the course of the rest: how long it is, and how fast.
+_COURSE = frozenset({"epochs", "learning_rate", "warmup_epochs"})
+# What a command is told to do, which is no setting of the run.
+_OF_THE_COMMAND = frozenset({"overwrite", "resume", "resume_if_exists", "allow_data_change"})
 
 
 def as_plain(config: TrainConfig) -> dict[str, Any]:
@@ -24,32 +30,66 @@ def from_plain(stored: dict[str, Any], origin: Path) -> TrainConfig:
     """The settings that ``as_plain`` wrote, from the file ``origin``."""
     try:
         return _rebuilt(TrainConfig, stored)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StoredFileError(f"{origin} does not contain the settings of a run ({error}); start a new run.") from error
 
 
-def resumed(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
-    """The stored settings of the run ``config.resume``, with the few that may change taken from ``config``.
+def starting_point(stored: TrainConfig) -> TrainConfig:
+    """The settings of a run as flags start from them when it is resumed: without what its own command was told."""
+    return dataclasses.replace(
+        stored, data=None, output=None, overwrite=False, resume=None, resume_if_exists=False, allow_data_change=False
+    )
 
-    The command line starts from the stored ones, so what differs was asked for.
+
+def resumed(config: TrainConfig, stored: TrainConfig) -> tuple[TrainConfig, dict[str, tuple[Any, Any]]]:
+    """The stored settings of the run ``config.resume``, with those that may change taken from ``config``.
+
+    Also what changes of the course of training, with the old and the new value. The command line starts from the stored
+    settings, so what differs was asked for.
     """
     assert config.resume is not None
-    started = dataclasses.replace(stored, data=None, output=None, overwrite=False)
+    started = starting_point(stored)
     changed: dict[str, Any] = {}
+    refused: list[str] = []
     for name in setting_homes():
-        given = value_of(config, name)
-        if given == value_of(started, name) or (name == "output" and given.resolve() == config.resume.resolve()):
+        given, before = value_of(config, name), value_of(started, name)
+        if given == before or name in _OF_THE_COMMAND or (name == "output" and _same_place(given, config.resume)):
             continue
-        if name not in _CHANGEABLE:
+        if name in _CHANGEABLE | _COURSE:
+            changed[name] = given
+        else:
+            place = config.resume if name == "output" else before
+            flag = f"--{name.replace('_', '-')}"
+            refused.append(f"{flag} cannot be changed by --resume ({place} in the run, {given} given)")
+    if refused:
+        raise InputError(
+            f"{', '.join(refused)}; a run goes on with its own settings: leave it out, or start a new run."
+        )
+    course = {name: (value_of(stored, name), given) for name, given in changed.items() if name in _COURSE}
+    return with_settings(stored, **changed | _same_starts(stored, changed) | {"data": stored.data}), course
+
+
+def _same_starts(stored: TrainConfig, changed: dict[str, Any]) -> dict[str, Any]:
+    """Shares of the epochs that, of another number of epochs, still mean the same epoch."""
+    epochs, before = changed.get("epochs"), stored.optimisation.epochs
+    if epochs is None or epochs < 1:
+        return {}
+    shares: dict[str, float] = {}
+    for name in ("cluster_after", "queue_after"):
+        first = int(value_of(stored, name) * before)
+        if name == "cluster_after" and stored.objective.uses_mixture and epochs <= first:
             raise InputError(
-                f"A run goes on with its own settings, so --{name.replace('_', '-')} cannot be changed by --resume; "
-                "leave it out, or start a new run."
+                f"--epochs is {epochs}, but the clusters of this run begin in epoch {first + 1}; give at least that."
             )
-        changed[name] = given
-    return with_settings(stored, **changed | {"data": stored.data, "resume": None})
+        shares[name] = min(1.0, (first + 0.5) / epochs) if first else 0.0
+    return shares
 
 
-def _rebuilt(kind: Any, stored: dict[str, Any]) -> Any:
+def _same_place(given: Path | None, other: Path) -> bool:
+    return given is None or given.expanduser().resolve() == other.expanduser().resolve()
+
+
+def _rebuilt(kind: Any, stored: Any) -> Any:
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
     for name, value in stored.items():
@@ -60,4 +100,22 @@ def _rebuilt(kind: Any, stored: dict[str, Any]) -> Any:
             values[name] = Path(value)
         else:
             values[name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+            if not _is_of(values[name], hint):
+                raise ValueError(f"{name} is {value!r:.40}")
     return kind(**values)
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type that a setting may have; JSON writes 1.0 and 1 as it likes."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_is_of(value, part) for part in parts)
+    if origin is Literal:
+        return isinstance(value, str) and value in parts
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_is_of(one, parts[0]) for one in value)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, hint)

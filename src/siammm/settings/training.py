@@ -299,7 +299,15 @@ class TrainConfig:
     """Replace an earlier run in the output folder."""
 
     resume: Path | None = None
-    """Continue this run from its last checkpoint, with its own settings."""
+    """Continue this run from its last checkpoint, with its own settings; --epochs, --learning-rate and
+    --warmup-epochs may change."""
+
+    resume_if_exists: bool = False
+    """Continue the run in the output folder if one was begun there, else start it: the same command for the first
+    start and every restart of a job."""
+
+    allow_data_change: bool = False
+    """With --resume: go on although images were changed, added or removed; clusters are carried over by name."""
 
     preset: PresetName = "cifar"
     """Settings to start from: cifar (32 px), cifar-fast (GPU), tiny (64 px), laptop (CPU), demo, or the paper's:

@@ -1,0 +1,133 @@
+"""Killed, damaged and started again: what a run folder goes through between a start and its results."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from siammm.cli import main
+from siammm.runs.run import Run
+from tests.commands import refused
+from tests.distributed.launch import LOOPBACK
+from tests.faults import runs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_a_damaged_checkpoint_is_named(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last, previous = (stopped / "checkpoints" / f"{name}.safetensors" for name in ("last", "previous"))
+    previous.write_bytes(last.read_bytes())
+    last.write_bytes(last.read_bytes()[:1000])
+    assert main(["train", "images", "--resume", "run", *runs.little_more(stopped)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "run/checkpoints/last.safetensors is not a checkpoint of siammm, or it is damaged. It is skipped" in printed
+    assert "the run goes on from previous.safetensors, after" in printed
+
+
+def test_a_checkpoint_of_a_newer_version_is_refused(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = stopped / "checkpoints" / "last.safetensors"
+    last.with_name("previous.safetensors").write_bytes(last.read_bytes())
+    with safe_open(last, "pt") as stored:
+        header = stored.metadata()
+    save_file(load_file(last), last, metadata=header | {"format": "2"})
+    assert "resume with the version that wrote it" in refused(["train", "images", "--resume", "run"], capsys)
+
+
+def test_a_kill_while_results_are_written_does_not_block_the_folder(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What such a kill leaves: some files, half of another under its hidden name, and no encoder yet."""
+    (finished / "encoder.safetensors").rename(finished / ".encoder.safetensors.0a1b2c3d.partial")
+    assert "has not finished; continue with" in refused(["report", "run"], capsys)
+    images = json.loads((finished / "config.json").read_text())["data_path"]
+    flags = ["train", images, *runs.SETTINGS, "--output", "run"]
+    (finished / ".notes.0a1b2c3d.partial").write_text("somebody's")
+    assert "'.notes.0a1b2c3d.partial', which is no part" in refused([*flags, "--overwrite"], capsys)
+    (finished / ".notes.0a1b2c3d.partial").unlink()
+    assert main(["train", "--resume", "run"]) == 0
+    assert Run.open("run").n_clusters
+    (finished / ".mixture.safetensors.0a1b2c3d.partial").write_text("half of it")
+    assert main([*flags, "--overwrite"]) == 0
+    assert not list(Path("run").glob(".*"))
+
+
+def test_the_same_command_starts_resumes_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images, path = runs.new_images(Path()), Path("run")
+    flags = ["train", str(images), *runs.SETTINGS, "--output", "run", "--resume-if-exists", "--save-every", "0"]
+    with runs.living(*flags, *runs.LONG, until=path / "metrics.jsonl") as process:
+        process.send_signal(signal.SIGKILL)
+    done = len(runs.metrics(path))
+    assert main([*flags, "--epochs", str(done + 2)]) == 0
+    assert [row["epoch"] for row in runs.metrics(path)] == list(range(1, done + 3))
+    contents = {entry: entry.read_bytes() for entry in path.rglob("*") if entry.is_file()}
+    capsys.readouterr()
+    assert main([*flags, "--epochs", str(done + 2)]) == 0
+    assert capsys.readouterr().out == "The run is finished; there is nothing left to do.\n"
+    assert {entry: entry.read_bytes() for entry in path.rglob("*") if entry.is_file()} == contents
+    error = refused([*flags, "--epochs", str(done + 3), "--n-components", "9"], capsys)
+    assert "--n-components cannot be changed by --resume (10 in the run, 9 given)" in error
+    assert "contradict" in refused([*flags, "--overwrite"], capsys)
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(stopped: Path) -> None:
+    (stopped / "checkpoints" / "last.safetensors").unlink()
+    flags = ["train", "images", *runs.SETTINGS, "--output", "run", "--resume-if-exists"]
+    assert main(flags) == 0
+    assert [row["epoch"] for row in runs.metrics(stopped)] == [1, 2]
+
+
+def test_a_folder_of_something_else_is_not_taken_for_a_run(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["train", "images", *runs.SETTINGS, "--resume-if-exists"]
+    assert "is not empty" in refused([*flags, "--output", "images"], capsys)
+    (stopped / "checkpoints" / "last.safetensors").unlink()
+    (stopped / "notes.txt").write_text("mine")
+    assert "'notes.txt'" in refused([*flags, "--output", "run"], capsys)
+
+
+def test_a_run_of_two_processes_that_goes_on_in_one_says_so(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from siammm.learn import checkpoint
+
+    tensors, facts, path, _ = checkpoint.load(stopped / "checkpoints")
+    checkpoint.save(path.parent, tensors, facts | {"world_size": 2})
+    assert main(["train", "images", "--resume", "run", *runs.little_more(stopped)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "written by a run of 2 processes, and 1 go on with it" in printed
+    assert "not bit for bit" in printed
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_killed_rank_again(tmp_path: Path) -> None:
+    images, path = runs.new_images(tmp_path), tmp_path / "run"
+    flags = ["train", str(images), *runs.SETTINGS, "--output", str(path), "--resume-if-exists", "--save-every", "0"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    process = subprocess.Popen(
+        [*torchrun, "--max-restarts", "2", "-m", "siammm", *flags, "--epochs", "8", "--label-key", ""],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=runs.environment() | {"GLOO_SOCKET_IFNAME": LOOPBACK},
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while not (path / "checkpoints" / "previous.safetensors").exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(json.loads((path / ".lock").read_text())["pid"], signal.SIGKILL)
+        output, _ = process.communicate(timeout=240)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, output
+    assert [row["epoch"] for row in runs.metrics(path)] == list(range(1, 9))
+    assert len(Run.open(path).ids) == runs.N_IMAGES
