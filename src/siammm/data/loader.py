@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from siammm.core.errors import InputError
+from siammm.core.memory import free_memory
 from siammm.data import augment, decode, view_settings
 from siammm.data.decode import BadImage, SetAside
 from siammm.data.image_cache import CachedSource
@@ -327,11 +328,7 @@ def _fits(n_images: int, shape: tuple[int, int], device: torch.device) -> bool:
     need = n_images * shape[0] * shape[1] * 3
     if device.type == "cuda":
         return need <= _RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not every system says
-        free = 4 * 2**30
-    return need <= _RESIDENT_SHARE * free
+    return need <= _RESIDENT_SHARE * free_memory()
 
 
 def _in_one_sentence(batches: Iterable[Any]) -> Iterator[Any]:
