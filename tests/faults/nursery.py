@@ -54,12 +54,16 @@ class Command:
     @property
     def out(self) -> str:
         """What was printed on standard output, where that is a file."""
-        return (self.cwd / ".out").read_text(encoding="utf-8")
+        return self._printed(".out")
 
     @property
     def err(self) -> str:
         """What was printed on standard error, where that is a file."""
-        return (self.cwd / ".err").read_text(encoding="utf-8")
+        return self._printed(".err")
+
+    def _printed(self, name: str) -> str:
+        path = self.cwd / name
+        return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def refusal(self, timeout: float = 60.0) -> str:
         """The one sentence that the command ends with, and exit code 2."""
@@ -158,13 +162,21 @@ def _become(order: dict[str, Any]) -> None:
     os.setsid()
     os.chdir(order["cwd"])
     os.environ.update(order["environment"])
-    for number, path in ((1, order["stdout"]), (2, order["stderr"])):
-        if path == "closed":
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = None
+        if order[name] == "closed":
             os.close(number)
-            continue
-        opened = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-        os.dup2(opened, number)
-        os.close(opened)
+        else:
+            # A terminal that is also read from becomes that of the process.
+            access = os.O_RDWR if order[name].startswith("/dev/pts") else os.O_WRONLY
+            opened = os.open(order[name], access | os.O_CREAT | os.O_TRUNC, 0o666)
+            os.dup2(opened, number)
+            os.close(opened)
+            # As Python makes them when it starts.
+            buffering = 1 if number == 2 or os.isatty(number) else -1
+            stream = open(number, "w", buffering, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115 - for good
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     if order["memory"] is not None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + order["memory"]

@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from siammm.core.errors import InputError
 from siammm.core.memory import free_memory
+from siammm.core.signals import STOPPING
 from siammm.data import augment, decode, view_settings
 from siammm.data.decode import BadImage, SetAside
 from siammm.data.image_cache import CachedSource
@@ -346,5 +347,5 @@ def _channels_first(image: np.ndarray) -> Tensor:
 def _prepared_worker(worker: int) -> None:
     """One thread each; and a signal to all processes of a run is for the one that saves it, which ends its workers."""
     torch.set_num_threads(1)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
