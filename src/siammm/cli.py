@@ -20,7 +20,9 @@ import tyro
 
 from siammm import __version__
 from siammm.core.errors import SiamMMError, Stopped
+from siammm.core.memory import is_out_of_memory
 from siammm.core.streams import unbreakable
+from siammm.core.text import one_line, shown
 from siammm.settings import commands
 from siammm.settings.flags import arranged, has_short_help
 from siammm.settings.methods import METHODS, with_method
@@ -69,8 +71,8 @@ def _run(arguments: Sequence[str]) -> int:
         config = parse(arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2
+    name = arguments[0]
     try:
-        name = arguments[0]
         getattr(importlib.import_module(f"siammm.commands.{name}"), name)(config)
     except SiamMMError as error:
         return _fail(str(error), 2)
@@ -78,9 +80,15 @@ def _run(arguments: Sequence[str]) -> int:
         return _fail(str(stopped), stopped.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted.", 130)
-    except MemoryError:
-        remedy = "use a .npy file or --loader streaming, which are read in parts."
-        return _fail(f"this machine does not have enough memory; {remedy}", 2)
+    except OSError as error:
+        # Of a file or folder that no command looked at more closely.
+        what = shown(error.filename) if error.filename is not None else "A file"
+        return _fail(f"{what} cannot be used ({one_line(error)}); check it.", 2)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        remedy = f"use {'fewer --n-components' if name == 'cluster' else '--loader streaming'} or a .npy file"
+        return _fail(f"this machine does not have enough memory; {remedy}, which is read in parts.", 2)
     return 0
 
 

@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ class Nursery:
     def __exit__(self, *_: object) -> None:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
+        # In words: the pipe may still be open in a process that was forked meanwhile.
+        self._server.stdin.write(json.dumps({"end": True}) + "\n")
         self._server.stdin.close()
         self._server.wait()
         self._server.stdout.close()
@@ -131,6 +134,8 @@ def _serve() -> list[str]:
     orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     for line in orders:
         order = json.loads(line)
+        if "end" in order:
+            break
         if "wait" in order:
             answer = {"code": _waited(order["wait"], order["timeout"])}
         else:
@@ -201,4 +206,10 @@ if __name__ == "__main__":
     for name in ("audit", "cluster", "train"):
         importlib.import_module(f"siammm.commands.{name}")
     gc.freeze()  # what is imported is not looked through again in every child
-    _exit(main(_serve()))
+    arguments = _serve()
+    try:
+        code = main(arguments)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    _exit(code)

@@ -1,4 +1,4 @@
-"""How much memory this process can still have."""
+"""How much memory this process can still have, and how a lack of it is recognised."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ from pathlib import Path
 
 # Where a system does not say.
 _UNKNOWN = 4 * 2**30
+# How torch says it of the CPU, as a plain RuntimeError.
+_SIGNS = (
+    "DefaultCPUAllocator", "can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "out of memory",
+    "could not create a primitive", "could not create a memory object",
+)  # fmt: skip
 
 
 def free_memory() -> int:
     """Bytes of memory that this process may still use: of the machine, of its container and of its own limit."""
     return min(_of_machine(), *_of_container(), *_of_process())
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that the memory of the machine or of the device is used up."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _SIGNS)
 
 
 def _of_machine() -> int:
