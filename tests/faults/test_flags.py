@@ -14,7 +14,7 @@ from tests.faults.nursery import Nursery
 X = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
 
 CLUSTER: dict[str, tuple[list[str], str]] = {
-    "temperature": (["--temperature", "inf"], "temperature is inf, but it must be from 1e-06 to 1e+06"),
+    "temperature": (["--temperature", "inf"], "temperature is inf, but it must be at least 1e-6 and at most 1e6"),
     "tolerance": (["--tol", "inf"], "tol is inf"),
     "threshold": (["--merge", "paper", "--merge-threshold=-inf"], "merge_threshold is -inf"),
     "output": (["--output", 256 * "x"], "File name too long"),
@@ -47,3 +47,12 @@ def test_train(flag: str, value: str, nursery: Nursery, tmp_path: Path) -> None:
     sentence = nursery.start(["train", "images", *TINY, flag, value], cwd=tmp_path).refusal()
     assert ("File name too long" if flag == "--output" else f"{flag} is") in sentence
     assert {path.name for path in tmp_path.iterdir()} == {"images", ".out", ".err"}
+
+
+def test_cluster_under_torchrun(nursery: Nursery, tmp_path: Path) -> None:
+    """Each process would do all of the work and write the result; none does."""
+    np.save(tmp_path / "t.npy", X)
+    torchrun = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    command = nursery.start(["cluster", "t.npy"], cwd=tmp_path, environment=torchrun)
+    assert "cluster runs in one process, but 2 were started" in command.refusal()
+    assert not (tmp_path / "t-clusters").exists()

@@ -187,14 +187,21 @@ def _read_labels(path: Path, id_column: str | None, label_column: str | None) ->
         else:
             with parquet_file(path) as file:
                 table = parquet_columns(file, file.schema_arrow.names, path)
+        if not isinstance(table, np.ndarray):
+            return _label_columns(table, path, id_column, label_column)
     except (InputError, StoredFileError):
         raise
     except (OSError, ValueError, pa.ArrowException) as error:
         raise StoredFileError(f"{path} cannot be read ({one_line(error)}).") from error
-    if isinstance(table, np.ndarray):
-        if table.ndim != 1:
-            raise InputError(f"{path} has the shape {table.shape}, but one label per image is needed.")
-        return None, table
+    if table.ndim != 1:
+        raise InputError(f"{path} has the shape {table.shape}, but one label per image is needed.")
+    return None, table
+
+
+def _label_columns(
+    table: pa.Table, path: Path, id_column: str | None, label_column: str | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The columns of ids and of labels."""
     columns: list[np.ndarray] = []
     for given, usual, flag in ((id_column, ID_KEYS, "--id-column"), (label_column, LABEL_KEYS, "--label-column")):
         name = next((name for name in ([given] if given else usual) if name in table.column_names), None)

@@ -58,8 +58,9 @@ class Streams:
         with contextlib.suppress(OSError):
             stream.flush()
         raw = self._raw[name] = _Dropping(stream.fileno())
+        by_line = stream.line_buffering or stream.write_through
         return io.TextIOWrapper(
-            io.BufferedWriter(raw), encoding=stream.encoding, errors="replace", line_buffering=stream.line_buffering
+            io.BufferedWriter(raw), encoding=stream.encoding, errors="replace", line_buffering=by_line
         )
 
 

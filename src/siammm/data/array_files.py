@@ -143,7 +143,7 @@ def parquet_file(path: Path) -> Iterator[Any]:
             yield file
     except MemoryError as error:  # Arrow's own too
         raise _too_large(path) from error
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise StoredFileError(f"{shown(path)} cannot be read ({one_line(error)}); check the file.") from error
         raise StoredFileError(

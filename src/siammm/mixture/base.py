@@ -396,7 +396,7 @@ class Mixture(DensityMixin, BaseEstimator):
         for name in ("n_components", "n_neighbours", "n_init", "max_iter", "merge_floor"):
             check_at_least(name, getattr(self, name), 1)
         lowest, highest = 1e-6, 1e6
-        limits = f"it must be from {lowest:g} to {highest:g}"
+        limits = "it must be at least 1e-6 and at most 1e6"
         check_number("temperature", self.temperature, lambda value: lowest <= value <= highest, limits)
         if isinstance(self.random_state, (int, np.integer)) and not 0 <= int(self.random_state) < 2**32:
             raise InputError(f"random_state is {self.random_state}, but a seed must be from 0 to 4294967295.")
