@@ -29,7 +29,12 @@ FUNCTIONS = sorted(
         for found in re.findall(r"`(siammm[\w.]*):([\w.]+)`", page.read_text("utf-8"))
     }
 )
-TESTS = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", EQUATIONS.read_text("utf-8"))
+RELIABILITY = ROOT / "docs" / "reliability.md"
+TESTS = [
+    found
+    for page in (EQUATIONS, RELIABILITY)
+    for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text("utf-8"))
+]
 
 N_EQUATIONS = 16
 

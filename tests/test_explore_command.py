@@ -56,7 +56,8 @@ def test_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         watch = threading.Timer(60, process.kill)  # should it never say where it is
         watch.start()
         try:
-            told = (re.search(r"at (http://127\.0\.0\.1:\d+/); stop with Ctrl-C", line) for line in process.stdout)
+            address = re.compile(r"at (http://127\.0\.0\.1:\d+/[\w-]+/); stop with Ctrl-C")
+            told = (address.search(line) for line in process.stdout)
             url = next(found.group(1) for found in told if found)
             with urllib.request.urlopen(url, timeout=10) as answer:
                 assert answer.read().startswith(b"<!doctype html>")

@@ -10,9 +10,7 @@ import argparse
 import functools
 import importlib
 import inspect
-import io
 import operator
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -21,6 +19,9 @@ import tyro
 
 from siammm import __version__
 from siammm.core.errors import SiamMMError, Stopped
+from siammm.core.memory import is_out_of_memory
+from siammm.core.streams import unbreakable
+from siammm.core.text import one_line, shown
 from siammm.settings import commands
 from siammm.settings.flags import arranged, has_short_help
 from siammm.settings.methods import METHODS, with_method
@@ -43,6 +44,9 @@ _COMMANDS: dict[str, type] = {
     "bench": commands.BenchConfig,
 }
 
+# Commands whose result is in files; what they print can be lost.
+_WRITING = frozenset(_COMMANDS) - {"compare", "bench"}
+
 _DESCRIPTION = (
     f"siammm {__version__}: train an encoder on unlabelled images, and find the clusters in them and their number. "
     "New here? Run `siammm demo`. `siammm COMMAND --help` shows the main settings of a command, `--help-all` all."
@@ -52,6 +56,14 @@ _DESCRIPTION = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    with unbreakable() as streams:
+        code = _run(arguments)
+        # A result that is only printed, and that nobody got.
+        lost = streams.output_was_lost and (not arguments or arguments[0] not in _WRITING)
+    return code or int(lost)
+
+
+def _run(arguments: Sequence[str]) -> int:
     if arguments == ["--version"]:
         sys.stdout.write(f"siammm {__version__}\n")
         return 0
@@ -59,27 +71,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = parse(arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2
-    except BrokenPipeError:  # `siammm --help | head`
-        return _reader_gone()
-    # A terminal that cannot show a character gets a question mark instead of a traceback.
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    name = arguments[0]
     try:
-        name = arguments[0]
         getattr(importlib.import_module(f"siammm.commands.{name}"), name)(config)
-        sys.stdout.flush()
     except SiamMMError as error:
         return _fail(str(error), 2)
     except Stopped as stopped:
         return _fail(str(stopped), stopped.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted.", 130)
-    except BrokenPipeError:
-        return _reader_gone()
-    except MemoryError:
-        remedy = "use a .npy file or --loader streaming, which are read in parts."
-        return _fail(f"this machine does not have enough memory; {remedy}", 2)
+    except OSError as error:
+        # Of a file or folder that no command looked at more closely.
+        what = shown(error.filename) if error.filename is not None else "A file"
+        return _fail(f"{what} cannot be used ({one_line(error)}); check it.", 2)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        remedy = f"use {'fewer --n-components' if name == 'cluster' else '--loader streaming'} or a .npy file"
+        return _fail(f"this machine does not have enough memory; {remedy}, which is read in parts.", 2)
     return 0
 
 
@@ -134,12 +143,6 @@ def _starting_point(arguments: Sequence[str]) -> TrainConfig:
             return starting_point(stored)
     preset = PRESETS.get(given.preset, TrainConfig())
     return with_method(preset, given.method) if given.method in METHODS else preset
-
-
-def _reader_gone() -> int:
-    """The reader of the output has gone (`siammm cluster ... | head`); keep Python from complaining at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
 
 
 def _fail(message: str, code: int) -> int:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from siammm.core.errors import InputError
+from siammm.core.errors import InputError, StoredFileError
 from siammm.data.loader import open_loader
 from siammm.data.sources import open_source
 from siammm.data.view_settings import views
@@ -279,7 +279,7 @@ def test_tables_that_cannot_be_read(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"ends in '\.xls'"):
         open_targets(source, tmp_path / "none.xls")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 and nothing")
-    with pytest.raises(InputError, match="is not a whole table"):
+    with pytest.raises(StoredFileError, match="is not a whole Parquet file"):
         open_targets(source, tmp_path / "bad.parquet")
     (tmp_path / "odd.csv").write_text("filename,fur\na.jpg,1\nb.jpg,7\nc.jpg,0\n")
     with pytest.raises(InputError, match=r"Row 1 of the column 'fur' in .* holds '7'"):

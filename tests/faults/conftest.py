@@ -1,14 +1,17 @@
-"""One run that was stopped, and one that is finished, for all tests that spoil a copy of it."""
+"""What the tests of faults share: a run that was stopped, one that is finished, and processes that start quickly."""
 
 from __future__ import annotations
 
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from siammm.cli import main
 from tests.faults import runs
+from tests.faults.nursery import Nursery
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +44,12 @@ def finished(finished_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shutil.copytree(finished_once / "run", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     return Path("run")
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Starts commands as processes of their own."""
+    if sys.platform == "win32":
+        pytest.skip("processes are forked, which Windows cannot")
+    with Nursery() as nursery:
+        yield nursery

@@ -35,8 +35,9 @@ class Client:
         self.port, self.token, self.server = server.server_port, server.token, server
 
     def ask(
-        self, path: str, *, method: str = "GET", body: Any = None, **headers: str
+        self, path: str, *, method: str = "GET", body: Any = None, key: str | None = None, **headers: str
     ) -> tuple[int, bytes, http.client.HTTPMessage]:
+        path = f"/{self.token}{path}" if key is None else f"{key}{path}"
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
@@ -202,7 +203,7 @@ def test_what_is_no_picture(client: Client) -> None:
 def test_head_and_one_connection_for_many(client: Client) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=20)
     for method in ("GET", "HEAD", "GET"):
-        connection.request(method, "/find?query=1")
+        connection.request(method, f"/{client.token}/find?query=1")
         answer = connection.getresponse()
         body = answer.read()
         assert answer.status == 200
@@ -248,6 +249,15 @@ def test_a_search_needs_the_token(client: Client) -> None:
     assert client.ask("/", method="POST", body=picture, X_Siammm_Token=client.token)[0] == 404
 
 
+@pytest.mark.parametrize("key", ["", "/x", "/%00"])
+def test_every_question_needs_the_key(key: str, client: Client) -> None:
+    for path in ("/", "/find", "/thumbnail/0", "/sheets/0", "/cluster/0"):
+        status, body, _ = client.ask(path, key=key)
+        assert status == 403
+        assert "with its key" in json.loads(body)["error"]
+    assert client.ask("/search", key=key, method="POST", body=b"x", X_Siammm_Token=client.token)[0] == 403
+
+
 def test_a_picture_that_is_too_large(client: Client) -> None:
     headers = {"Content_Length": str(MOST_BYTES + 1), "X_Siammm_Token": client.token}
     status, body, _ = client.ask("/search", method="POST", **headers)
@@ -285,8 +295,9 @@ def test_nonsense_is_refused_in_a_sentence(path: str, client: Client) -> None:
 
 def test_what_follows_a_question_is_no_question(client: Client) -> None:
     """A body that nobody asked for is not taken for the next request."""
-    second = f"GET /find?query=hidden HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n"
-    first = f"GET /find?query=a HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nContent-Length: {len(second)}\r\n\r\n"
+    find, host = f"GET /{client.token}/find?query", f"HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n"
+    second = f"{find}=hidden {host}\r\n"
+    first = f"{find}=a {host}Content-Length: {len(second)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", client.port), timeout=10) as sender:
         sender.sendall((first + second).encode())
         answer = b"".join(iter(lambda: sender.recv(65536), b""))
@@ -294,7 +305,8 @@ def test_what_follows_a_question_is_no_question(client: Client) -> None:
 
 
 def test_a_browser_that_goes_away(client: Client, capfd: pytest.CaptureFixture[str]) -> None:
-    for message in (b"", b"GET / HTTP/1.1\r\nHost: 127", f"POST /search HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n"
+    post = f"POST /{client.token}/search HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n"
+    for message in (b"", b"GET / HTTP/1.1\r\nHost: 127", f"{post}"
                     f"X-Siammm-Token: {client.token}\r\nContent-Length: 100\r\n\r\nxx".encode()):  # fmt: skip
         with socket.create_connection(("127.0.0.1", client.port)) as gone:
             gone.sendall(message)

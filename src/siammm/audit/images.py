@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 import torch
 
 from siammm.audit.suspects import check_classes
 from siammm.core.errors import InputError, StoredFileError
+from siammm.core.reading import open_regular
 from siammm.core.text import one_line
+from siammm.data.array_files import map_npy, npy_header, parquet_columns, parquet_file
 from siammm.data.embeddings import ID_KEYS, read_embeddings
 from siammm.data.labels import LABEL_KEYS
 from siammm.learn.encode import encode
@@ -175,15 +176,32 @@ def _read_labels(path: Path, id_column: str | None, label_column: str | None) ->
         if suffix == ".csv":
             # Ids are read as text: 000123 is not the number 123.
             text = dict.fromkeys([id_column] if id_column else ID_KEYS, pa.string())
-            table = pyarrow.csv.read_csv(path, convert_options=pyarrow.csv.ConvertOptions(column_types=text))
+            with open_regular(path) as file:
+                table = pyarrow.csv.read_csv(file, convert_options=pyarrow.csv.ConvertOptions(column_types=text))
+        elif suffix == ".npy":
+            with open_regular(path) as file:
+                _, dtype = npy_header(file, str(path))
+            if dtype.kind not in "biufUS":
+                raise InputError(f"{path} is an array of {dtype.name}, but labels are numbers or strings; save these.")
+            table = np.array(map_npy(path))
         else:
-            table = np.load(path, allow_pickle=False) if suffix == ".npy" else pq.read_table(path)
+            with parquet_file(path) as file:
+                table = parquet_columns(file, file.schema_arrow.names, path)
+        if not isinstance(table, np.ndarray):
+            return _label_columns(table, path, id_column, label_column)
+    except (InputError, StoredFileError):
+        raise
     except (OSError, ValueError, pa.ArrowException) as error:
         raise StoredFileError(f"{path} cannot be read ({one_line(error)}).") from error
-    if isinstance(table, np.ndarray):
-        if table.ndim != 1:
-            raise InputError(f"{path} has the shape {table.shape}, but one label per image is needed.")
-        return None, table
+    if table.ndim != 1:
+        raise InputError(f"{path} has the shape {table.shape}, but one label per image is needed.")
+    return None, table
+
+
+def _label_columns(
+    table: pa.Table, path: Path, id_column: str | None, label_column: str | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The columns of ids and of labels."""
     columns: list[np.ndarray] = []
     for given, usual, flag in ((id_column, ID_KEYS, "--id-column"), (label_column, LABEL_KEYS, "--label-column")):
         name = next((name for name in ([given] if given else usual) if name in table.column_names), None)

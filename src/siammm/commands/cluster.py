@@ -22,6 +22,7 @@ from rich.table import Table
 from sklearn.exceptions import ConvergenceWarning
 
 import siammm
+from siammm.core import processes
 from siammm.core.errors import InputError, ZeroRowWarning
 from siammm.core.folders import check_new_folder, new_folder
 from siammm.core.text import shown
@@ -58,6 +59,11 @@ class Clustering:
 
 def cluster(config: ClusterConfig) -> None:
     """Run the command. Bad settings are refused before the work starts."""
+    if processes.started_together() > 1:
+        raise InputError(
+            f"cluster runs in one process, but {processes.started_together()} were started; start it by itself, or fit "
+            "in a script where each process passes its own rows to fit (docs/many-machines.md)."
+        )
     output = config.output or Path(f"{config.embeddings.stem}-clusters")
     check_new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES)
     found = find_clusters(config)

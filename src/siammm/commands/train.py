@@ -22,14 +22,17 @@ import siammm
 from siammm.commands.cluster import cluster_table, in_groups, score_table
 from siammm.core import processes, ranks
 from siammm.core.errors import InputError, Stopped, StoredFileError
+from siammm.core.memory import is_out_of_memory
 from siammm.core.processes import Context
 from siammm.core.signals import StopSignals
 from siammm.core.text import shown
 from siammm.data.decode import BadImage
 from siammm.data.inventory import Differences, Inventory
+from siammm.data.loader import ReaderError
 from siammm.data.sources import Source, from_anywhere
 from siammm.learn.build import initial_clusters
 from siammm.learn.checkpoint import Loaded
+from siammm.learn.fitting import fitting_batch_size
 from siammm.learn.loop import Interrupted, Trained, Training
 from siammm.learn.networks import CONV_SMALL
 from siammm.learn.progress import TrainingProgress, metrics_line
@@ -287,40 +290,65 @@ def _run(begun: _Begun, context: Context, console: Console) -> None:
     with contextlib.ExitStack() as stack:
         if folder is not None:
             stack.callback(folder.close)
-        bars = stack.enter_context(TrainingProgress()) if context.rank == 0 else None
-        training = Training(
-            config,
-            begun.source,
-            context.device,
-            recorder=folder,
-            listener=bars,
-            stop_requested=stop.requested,
-            resume_from=begun.checkpoint,
-            carry_over=begun.carry_over,
-        )
-        stack.callback(training.close)
-        begun.source.digest_N = None  # every image has been read once
-        stack.enter_context(stop)
+        bars, device = stack.enter_context(TrainingProgress()) if context.rank == 0 else None, context.device
+        training: Training | None = None
         try:
-            trained = training.run()
+            training = Training(
+                config,
+                begun.source,
+                device,
+                recorder=folder,
+                listener=bars,
+                stop_requested=stop.requested,
+                resume_from=begun.checkpoint,
+                carry_over=begun.carry_over,
+            )
+            stack.callback(training.close)
+            begun.source.digest_N = None  # every image has been read once
+            stack.enter_context(stop)
+            trained: Trained | None = training.run()
         except Interrupted as interrupted:
             if not interrupted.began:
                 raise Stopped("stopped before the first update.", stop.number or signal.SIGTERM) from None
+            assert training is not None
             message = ""  # one process speaks for all
             if folder is not None:
-                message = (
-                    f"stopped in epoch {training.epoch + 1} of {config.optimisation.epochs}, and saved; continue with: "
-                    f"siammm train --resume {shlex.quote(str(folder.path))}"
-                )
+                done = f"stopped in epoch {training.epoch + 1} of {config.optimisation.epochs}, and saved"
+                message = f"{done}; {_how_to_continue(folder)}"
             raise Stopped(message, stop.number or signal.SIGTERM) from None
-        except torch.OutOfMemoryError as error:
-            raise InputError(
-                "The GPU does not have enough memory; lower --batch-size, raise --accumulate, or use --loader "
-                "streaming."
-            ) from error
+        except ReaderError as error:
+            saved = folder is not None and (folder.path / files.CHECKPOINTS).is_dir()
+            raise InputError(f"{error} {_how_to_continue(folder)}." if saved and folder else str(error)) from error
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            trained = None
+        if trained is None:  # here, where nothing holds on to what the update had computed
+            raise _out_of_memory(config, training, device)
     if folder is not None:
+        assert training is not None
         folder.write_results(trained)
         show(training, trained, folder.path, console)
+
+
+def _how_to_continue(folder: RunWriter) -> str:
+    return f"continue with: siammm train --resume {shlex.quote(str(folder.path))}"
+
+
+def _out_of_memory(config: TrainConfig, training: Training | None, device: torch.device) -> InputError:
+    where = "The GPU" if device.type == "cuda" else "This machine"
+    fits = None if training is None else fitting_batch_size(training)
+    if training is None or fits is None:
+        remedy = "lower --batch-size, raise --accumulate, or use --loader streaming"
+        return InputError(f"{where} does not have enough memory for this training; {remedy}.")
+    given = f"--batch-size {training.batch_size}" + (
+        f" with --accumulate {config.optimisation.accumulate}" if config.optimisation.accumulate > 1 else ""
+    )
+    parts = config.optimisation.accumulate * -(-training.batch_size // fits)
+    return InputError(
+        f"{where} does not have enough memory for {given}; --batch-size {fits} fits, or --accumulate {parts}, which "
+        "computes the same batch in parts."
+    )
 
 
 def announce(config: TrainConfig, source: Source, context: Context, console: Console, more: Sequence[str] = ()) -> None:

@@ -79,20 +79,23 @@ def unwritable(what: object, error: BaseException, remedy: str) -> InputError:
 
 
 def check_writable(path: Path) -> None:
-    """Raise ``OSError`` if nothing can be created at ``path``: the only sure test is to write beside it."""
+    """Raise ``OSError`` if nothing can be created at ``path``: the only sure test is to write beside it.
+
+    Under a name as long as the longest that will be used, which is where a long ``path`` fails.
+    """
     parent = next(folder for folder in path.absolute().parents if folder.exists())
-    scratch = parent / f".siammm-{secrets.token_hex(4)}"
+    scratch = parent / f".{path.name}.{secrets.token_hex(4)}.partial"
     scratch.mkdir()
     scratch.rmdir()
 
 
 def check_new_file(path: Path, *, overwrite: bool) -> None:
     """Fail now, with one sentence, if ``new_file`` would fail later, after hours of work."""
-    if path.is_dir():
-        raise InputError(f"The output {path} is a folder, but a file is written; choose another --output.")
-    if path.exists() and not overwrite:
-        raise InputError(f"The output {path} exists; choose another --output, or add --overwrite.")
     try:
+        if path.is_dir():
+            raise InputError(f"The output {path} is a folder, but a file is written; choose another --output.")
+        if path.exists() and not overwrite:
+            raise InputError(f"The output {path} exists; choose another --output, or add --overwrite.")
         check_writable(path)
     except OSError as error:
         raise unwritable(f"The output {path}", error, "choose another --output or make room") from error

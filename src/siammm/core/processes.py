@@ -42,6 +42,11 @@ class Context:
         cleanup()
 
 
+def started_together() -> int:
+    """How many processes ``torchrun`` started, 1 where it did not."""
+    return _from_environment("WORLD_SIZE", 1, least=1)
+
+
 def setup(device: str = "auto", *, timeout: timedelta = DEFAULT_TIMEOUT) -> Context:
     """Join the other processes that ``torchrun`` started, if it did, and choose this one's device.
 
@@ -49,7 +54,7 @@ def setup(device: str = "auto", *, timeout: timedelta = DEFAULT_TIMEOUT) -> Cont
     such as "cuda:1" in a world of one. NCCL joins GPUs, gloo CPUs. A group that was set up before is used as it is.
     """
     global _made_here
-    world = _from_environment("WORLD_SIZE", 1, least=1)
+    world = started_together()
     local = _from_environment("LOCAL_RANK", 0, least=0)
     number = _from_environment("RANK", 0, least=0)
     joined = dist.is_available() and dist.is_initialized()

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request that a long computation honours when it is convenient."""
+"""Ctrl-C, SIGTERM and the loss of the terminal as a request that a long computation honours when it is convenient."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import threading
 from types import FrameType
 from typing import Any, Self
 
+# A lost terminal or connection is SIGHUP, which Windows has not.
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""The signals that ask to stop."""
+
 
 class StopSignals:
-    """While entered, the first Ctrl-C or SIGTERM only sets ``requested``; a second Ctrl-C stops at once.
+    """While entered, the first Ctrl-C, SIGTERM or SIGHUP only sets ``requested``; a second Ctrl-C stops at once.
 
-    Only the main thread can receive signals; elsewhere nothing is changed.
+    Only the main thread can receive signals; elsewhere nothing is changed. A SIGHUP that is ignored stays so: that is
+    what ``nohup`` is for.
     """
 
     def __init__(self) -> None:
@@ -24,7 +29,8 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+            heard = [number for number in STOPPING if not _is_ignored_hangup(number)]
+            self._before = {number: signal.signal(number, self._note) for number in heard}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -35,3 +41,7 @@ class StopSignals:
         if self.number and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.number = number
+
+
+def _is_ignored_hangup(number: int) -> bool:
+    return number not in (signal.SIGINT, signal.SIGTERM) and signal.getsignal(number) is signal.SIG_IGN

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from siammm.core.errors import InputError, StoredFileError
+from siammm.core.reading import open_regular
 from siammm.core.text import listed, one_line, shape_text, shown
 from siammm.data import labels as labelling
 from siammm.data.array_files import Headers, choose_array, decoded_text, load_npz, map_npy, npy_header, npz_headers
@@ -129,7 +130,7 @@ def open_npz(path: Path, *, name: str, image_key: str | None = None, label_key: 
 
 def _map_npy(path: Path) -> np.ndarray:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             shape, dtype = npy_header(file, shown(path))
         _check_type(dtype, shown(path))
         _layout(shape, shown(path))

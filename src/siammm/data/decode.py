@@ -29,6 +29,7 @@ from PIL import Image
 
 from siammm.core.errors import InputError, SiamMMError
 from siammm.core.files import unwritable, write_text
+from siammm.core.reading import open_regular
 from siammm.core.text import one_line, shown
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ _TURN = {
 }
 _SIDEWAYS = frozenset({5, 6, 7, 8})
 _IMAGES_A_TASK = 64
+# So many first bytes tell the format.
+_BEGINNING = 16
 
 EncodedImage = bytes | bytearray | memoryview | str | Path | IO[bytes]
 
@@ -125,10 +128,13 @@ def read_file(file: EncodedImage, *, max_pixels: int = MAX_PIXELS) -> bytes:
         return bytes(file)
     try:
         if isinstance(file, str | Path):
-            with open(file, "rb") as opened:
-                # Asked for first: reading up to a limit would set that much memory aside.
-                check_bytes(os.fstat(opened.fileno()).st_size, max_pixels)
-                return opened.read()
+            with open_regular(file) as opened:
+                # Asked for first, and no more is read: files of the kernel have no bytes, and some of them no end.
+                size = os.fstat(opened.fileno()).st_size
+                check_bytes(size, max_pixels)
+                _check_beginning(opened.read(min(size, _BEGINNING)))
+                opened.seek(0)
+                return opened.read(size)
         parts: list[bytes] = []
         while part := file.read(2**20):
             parts.append(part)
@@ -150,22 +156,27 @@ def _recognised(stream: io.BytesIO) -> Image.Image:
     This is what ``Image.open`` does, except for its check of the size: that is tied to a limit which is global to the
     process, and we have our own.
     """
-    beginning, claimed, problem = stream.read(16), "", ""
-    if not beginning:
-        raise BadImage("is empty (0 bytes)")
-    for name in _known_formats():
-        factory, accept = Image.OPEN[name]
-        if accept is not None and accept(beginning) is not True:
-            continue
+    claimed, problem = "", ""
+    for name in _check_beginning(stream.read(_BEGINNING)):
         stream.seek(0)
         try:
-            return factory(stream, "")
+            return Image.OPEN[name][0](stream, "")
         except SyntaxError as error:
             # Pillow's way of saying that the header is not what its first bytes promise.
             claimed, problem = name, one_line(error)
-    if claimed:
-        raise BadImage(f"is damaged (a {claimed} file by its first bytes, but {problem})")
-    raise BadImage(f"is not an image in a format that is read ({', '.join(_FORMATS)})")
+    raise BadImage(f"is damaged (a {claimed} file by its first bytes, but {problem})")
+
+
+def _check_beginning(beginning: bytes) -> list[str]:
+    """The formats that a file could be by its first bytes. Raises ``BadImage`` where there are none."""
+    if not beginning:
+        raise BadImage("is empty (0 bytes)")
+    formats = [
+        name for name in _known_formats() if (accept := Image.OPEN[name][1]) is None or accept(beginning) is True
+    ]
+    if not formats:
+        raise BadImage(f"is not an image in a format that is read ({', '.join(_FORMATS)})")
+    return formats
 
 
 @functools.cache

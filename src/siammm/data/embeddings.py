@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from siammm.core.errors import InputError, StoredFileError
+from siammm.core.reading import check_regular, open_regular
 from siammm.core.text import listed, one_line, shape_text
 from siammm.data.array_files import (
     Headers,
+    check_fits,
     choose_array,
     decoded_text,
     load_npz,
     map_npy,
     npy_header,
     npz_headers,
+    parquet_columns,
     parquet_file,
 )  # fmt: skip
 from siammm.data.labels import LABEL_KEYS
@@ -38,7 +41,7 @@ ID_KEYS = ("id", "ids", "path", "paths", "filename", "filenames")
 
 # A converted copy of a memory-mapped table goes to a temporary file beyond this size, and not into memory.
 _LARGEST_COPY_IN_MEMORY = 2**30
-_ROWS_AT_A_TIME = 65_536
+_ROWS_AT_A_TIME, _VALUES_AT_A_TIME = 65_536, 2**26
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
@@ -76,7 +79,7 @@ def read_embeddings(
     try:
         if path.is_dir():
             raise StoredFileError(f"{path} is a folder, but a file of embeddings is needed; name the file inside it.")
-        if path.stat().st_size == 0:
+        if check_regular(path).st_size == 0:
             raise StoredFileError(f"{path} is empty (0 bytes); write the embeddings again.")
         return reader(path, key, id_column, label_column)
     except FileNotFoundError:
@@ -91,7 +94,7 @@ def _read_npy(path: Path, key: str | None, id_column: str | None, label_column: 
             f"{path} holds one array without names, so there is no {key or id_column or label_column!r} in it; "
             "use .npz or Parquet to keep ids and labels beside the embeddings."
         )
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         _check_matrix(*npy_header(file, str(path)), str(path))
     return EmbeddingTable(embeddings=_as_float(map_npy(path)), source=path)
 
@@ -152,7 +155,7 @@ def _read_parquet(path: Path, key: str | None, id_column: str | None, label_colu
         embeddings = _read_matrix(file, names, n, path)
         others = [name for name in scalars if name not in {*names, id_name, label_name}]
         wanted = [name for name in (id_name, label_name) if name is not None]
-        table = file.read(columns=[*others, *wanted])
+        table = parquet_columns(file, [*others, *wanted], path)
     ids, labels = (None if name is None else _arrow_values(table.column(name)) for name in (id_name, label_name))
     columns = table.select(others) if others else None
     return EmbeddingTable(embeddings=embeddings, ids=ids, labels=labels, source=path, columns=columns)
@@ -215,8 +218,11 @@ def _read_matrix(file: Any, names: list[str], n: int, path: Path) -> np.ndarray:
     as_lists = pa.types.is_nested(field.type)
     kinds = [field.type.value_type] if as_lists else [file.schema_arrow.field(name).type for name in names]
     dtype = np.float64 if any(kind == pa.float64() for kind in kinds) else np.float32
+    n_values = _n_values(file, names)
+    check_fits(n_values * np.dtype(dtype).itemsize, f"The embeddings of {path}", "save them as .npy, which is mapped")
+    rows_at_a_time = max(1, min(_ROWS_AT_A_TIME, _VALUES_AT_A_TIME * n // max(1, n_values)))
     matrix, row = None, 0
-    for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=names):
+    for batch in file.iter_batches(batch_size=rows_at_a_time, columns=names):
         rows = slice(row, row + batch.num_rows)
         for name in names:
             missing = batch.column(name).null_count
@@ -244,10 +250,19 @@ def _read_matrix(file: Any, names: list[str], n: int, path: Path) -> np.ndarray:
             block = np.stack([batch.column(name).to_numpy(zero_copy_only=False) for name in names], axis=1)
         if matrix is None:
             matrix = np.empty((n, block.shape[1]), dtype)
-        matrix[rows] = block
+        if rows.stop <= n:
+            matrix[rows] = block
         row += batch.num_rows
-    assert matrix is not None, "a file with rows has a first batch"
+    if matrix is None or row != n:
+        raise StoredFileError(f"{path} has {row} rows, but says that it has {n}; write it again.")
     return matrix
+
+
+def _n_values(file: Any, names: list[str]) -> int:
+    """How many numbers these columns hold, as the file says."""
+    groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
+    chunks = (group.column(number) for group in groups for number in range(group.num_columns))
+    return sum(chunk.num_values for chunk in chunks if chunk.path_in_schema.partition(".")[0] in names)
 
 
 def _arrow_values(column: pa.ChunkedArray) -> np.ndarray:

@@ -21,18 +21,22 @@ class FolderContents:
     parquet: list[str] = field(default_factory=list)
     tar: list[str] = field(default_factory=list)
     n_others: int = 0
+    n_outside: int = 0
+    """Images among them that are reached through a link out of the folder."""
 
 
 def walk(root: Path) -> FolderContents:
     """Look through a folder and all below it. Hidden files and folders (.name) are passed over.
 
-    Links are followed, but a folder that is reached twice is read once, so that loops end.
+    Links are followed, but a folder that is reached twice is read once, so that loops end. A link to anything but a
+    file or a folder is an image that cannot be read, if it has the name of one: that is to be reported.
     """
     found = FolderContents()
     seen: set[tuple[int, int]] = set()
-    pending = [""]
+    real_root = os.path.realpath(root)
+    pending = [("", False)]
     while pending:
-        below = pending.pop()
+        below, outside = pending.pop()
         folder = root / below
         try:
             status = folder.stat()
@@ -45,22 +49,37 @@ def walk(root: Path) -> FolderContents:
             raise InputError(
                 f"The folder {shown(folder)} cannot be read ({one_line(error)}); make it readable or move it away."
             ) from error
-        folders: list[str] = []
+        folders: list[tuple[str, bool]] = []
         for entry in children:
             if entry.name.startswith("."):
                 continue
             path = f"{below}{entry.name}"
-            if entry.is_dir():
-                folders.append(path + "/")
-            elif entry.is_file():
+            is_folder, is_file = _kind(entry)
+            leaves = outside or (entry.is_symlink() and not _is_within(os.path.realpath(entry.path), real_root))
+            if is_folder:
+                folders.append((path + "/", leaves))
+            elif is_file:
+                n_images = len(found.images)
                 _sort_in(found, path)
+                found.n_outside += leaves and len(found.images) > n_images
             elif entry.is_symlink() and _suffix(path) in decode.SUFFIXES:
-                # A link to nothing: an image that cannot be read, which is to be reported.
                 found.images.append(path)
         pending.extend(reversed(folders))
     for paths in (found.images, found.parquet, found.tar):
         paths.sort()
     return found
+
+
+def _kind(entry: os.DirEntry[str]) -> tuple[bool, bool]:
+    """Whether an entry, or what it links to, is a folder, and whether it is a file."""
+    try:
+        return entry.is_dir(), entry.is_file()
+    except OSError:  # a link to itself, or to what may not be looked at
+        return False, False
+
+
+def _is_within(path: str, root: str) -> bool:
+    return path == root or path.startswith(os.path.join(root, ""))
 
 
 def _sort_in(found: FolderContents, path: str) -> None:

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +30,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from siammm.core.errors import InputError
+from siammm.core.errors import InputError, SiamMMError
+from siammm.core.memory import free_memory
+from siammm.core.signals import STOPPING
 from siammm.data import augment, decode, view_settings
 from siammm.data.decode import BadImage, SetAside
 from siammm.data.image_cache import CachedSource
@@ -327,19 +332,71 @@ def _fits(n_images: int, shape: tuple[int, int], device: torch.device) -> bool:
     need = n_images * shape[0] * shape[1] * 3
     if device.type == "cuda":
         return need <= _RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not every system says
-        free = 4 * 2**30
-    return need <= _RESIDENT_SHARE * free
+    return need <= _RESIDENT_SHARE * free_memory()
+
+
+class ReaderError(SiamMMError):
+    """A worker process was killed. Raised between two batches, so everything is as after the last one."""
 
 
 def _in_one_sentence(batches: Iterable[Any]) -> Iterator[Any]:
-    """The same batches; what a worker refuses is said without the traceback that torch puts before it."""
-    try:
-        yield from batches
-    except InputError as error:
-        raise InputError(str(error).rsplit(f"{InputError.__name__}: ", 1)[-1].strip()) from error
+    """The same batches; what a worker refuses, or its death, is said without torch's traceback."""
+    iterator: Iterator[Any] | None = None
+    while True:
+        try:
+            with _deaths.heard():
+                iterator = iterator or iter(batches)
+                batch = next(iterator)
+        except StopIteration:
+            return
+        except InputError as error:
+            raise InputError(str(error).rsplit(f"{InputError.__name__}: ", 1)[-1].strip()) from error
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise ReaderError(
+                "A process that reads images was killed, which often means that memory ran out; use fewer --workers."
+            ) from error
+        yield batch
+
+
+class _Deaths:
+    """Worker processes that die, noticed while a batch is waited for.
+
+    torch raises an error wherever the main thread is when a worker dies, also in the middle of an update, which could
+    not be saved then. Here the news waits until the next batch is asked for.
+    """
+
+    def __init__(self) -> None:
+        self._hears, self._known = False, False
+        self._torch_handler: Callable[[int, FrameType | None], Any] | None = None
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Deaths before and during the block raise in it."""
+        if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
+            yield  # torch hears nothing there either
+            return
+        self._hears = True
+        try:
+            if self._known:
+                self._note(0, None)
+            yield
+        finally:
+            self._hears = False
+            # torch's handler is there once it has started workers.
+            now: Any = signal.getsignal(signal.SIGCHLD)
+            if callable(now) and now != self._note:
+                self._torch_handler = now
+                signal.signal(signal.SIGCHLD, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._known = not self._hears
+        if self._hears and self._torch_handler is not None:
+            self._torch_handler(number, frame)
+
+
+_deaths = _Deaths()
 
 
 def _channels_first(image: np.ndarray) -> Tensor:
@@ -349,5 +406,5 @@ def _channels_first(image: np.ndarray) -> Tensor:
 def _prepared_worker(worker: int) -> None:
     """One thread each; and a signal to all processes of a run is for the one that saves it, which ends its workers."""
     torch.set_num_threads(1)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from siammm.core.errors import InputError, StoredFileError
-from siammm.core.text import shape_text, shown
+from siammm.core.text import counted, shape_text, shown
 from siammm.data import decode, table_source, tar_source, torchvision_source
 from siammm.data.array_source import ArraySource, DigitsSource, open_npy, open_npz
 from siammm.data.folder_source import FolderContents, FolderSource, walk
@@ -159,6 +159,11 @@ class _Opener:
         if found.images and len(found.images) >= len(shards):
             self._refuse_keys("an image folder")
             source = FolderSource(folder, found.images, name=self.name, max_pixels=self.max_pixels)
+            if found.n_outside:
+                source.note = (
+                    f"{counted(found.n_outside, 'image')} of {len(source):,} in {shown(self.name)} "
+                    f"{'is' if found.n_outside == 1 else 'are'} read through links that lead out of it."
+                )
             return self._without_labels(source)
         raise self._nothing_found(folder, found)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from siammm.core.errors import InputError
+from siammm.core.reading import read_regular
 from siammm.core.text import one_line, shown
 from siammm.data import decode
 from siammm.data.source import DerivedSource, Source
@@ -52,11 +53,7 @@ def read_names(path: str | Path) -> list[str]:
     """The names in a text file, one a line, such as SimCLR's ``1percent.txt``; empty lines are passed over."""
     path = Path(path).expanduser()
     try:
-        if path.stat().st_size > _LARGEST_LIST:
-            raise InputError(
-                f"{shown(path)} has {path.stat().st_size:,} bytes, too many for a list of names; check it."
-            )
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_regular(path, most=_LARGEST_LIST).decode("utf-8-sig").splitlines()
     except OSError as error:
         raise InputError(f"The list {shown(path)} cannot be read ({one_line(error)}); check the path.") from error
     except UnicodeDecodeError as error:

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from siammm.core.errors import InputError, StoredFileError
+from siammm.core.reading import check_regular, read_regular
 from siammm.core.text import listed, one_line, shown
 from siammm.data import decode
 from siammm.data import labels as labelling
-from siammm.data.array_files import parquet_file
+from siammm.data.array_files import parquet_columns, parquet_file
 from siammm.data.decode import BadImage
 from siammm.data.labels import LABEL_KEYS, SPLITS
 from siammm.data.source import EncodedSource, container_files, located
@@ -38,6 +39,8 @@ IMAGE_KEYS = ("image", "images", "img", "jpg", "jpeg", "png", "webp", "picture",
 IN_MEMORY_LIMIT = 4 * 2**30
 # Of larger tables, row groups up to this size are kept, by every process.
 _CACHE_LIMIT = 2**29
+# Descriptions of data sets are kilobytes, or megabytes where they name many classes.
+_LARGEST_JSON = 2**28
 # A look at a table that is not in memory touches so many row groups.
 _GROUPS_LOOKED_AT = 8
 
@@ -129,7 +132,7 @@ class ParquetSource(_TableSource):
     @contextmanager
     def _opened(self, path: Path) -> Iterator[tuple[pa.Schema, Callable[[str], pa.ChunkedArray]]]:
         with parquet_file(path) as file:
-            yield file.schema_arrow, lambda column: file.read(columns=[column], use_threads=False).column(0)
+            yield file.schema_arrow, lambda column: parquet_columns(file, [column], path).column(0)
 
     def _not_sent(self) -> tuple[str, ...]:
         return "_lock", "_groups"
@@ -199,10 +202,10 @@ class ParquetSource(_TableSource):
             return self._groups[part]
 
     def _read_group(self, group: int) -> pa.ChunkedArray:
-        with parquet_file(self.files[self._file_of[group]]) as file:
+        file_path = self.files[self._file_of[group]]
+        with parquet_file(file_path) as file:
             leaf = _bytes_column(file.schema_arrow.field(self.column))
-            # One thread: a process that was forked may have none of Arrow's.
-            return file.read_row_group(int(self._group_of[group]), columns=[leaf], use_threads=False).column(0)
+            return parquet_columns(file, [leaf], file_path, groups=[int(self._group_of[group])]).column(0)
 
 
 class ArrowSource(_TableSource):
@@ -302,7 +305,7 @@ def saved_splits(folder: Path) -> list[str]:
 
 def _json_file(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_regular(path, most=_LARGEST_JSON))
     except OSError as error:
         raise StoredFileError(f"{shown(path)} cannot be read ({one_line(error)}); check the folder.") from error
     except (ValueError, RecursionError) as error:
@@ -319,6 +322,7 @@ def _map_arrow(path: Path) -> pa.Table:
     import pyarrow as pa
 
     try:
+        check_regular(path)
         mapped = pa.memory_map(str(path))
         try:
             return pa.ipc.open_stream(mapped).read_all()

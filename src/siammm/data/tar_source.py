@@ -18,6 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from siammm.core.errors import InputError, StoredFileError
+from siammm.core.reading import open_regular
 from siammm.core.text import one_line, shown
 from siammm.data import decode
 from siammm.data import labels as labelling
@@ -108,7 +109,7 @@ class TarSource(EncodedSource):
         # Opened for every read: threads and forked processes then share no place in the file.
         decode.check_bytes(size, self.max_pixels)
         try:
-            with self._shard(i).open("rb") as file:
+            with open_regular(self._shard(i)) as file:
                 file.seek(offset)
                 return file.read(size)
         except OSError as error:
@@ -166,7 +167,7 @@ def _samples(shard: Path, image_key: str | None, label_key: str | None) -> Itera
 
 def _members(shard: Path) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
     try:
-        with shard.open("rb") as opened:
+        with open_regular(shard) as opened:
             if opened.read(8).startswith(_COMPRESSED_STARTS):
                 raise InputError(
                     f"{shown(shard)} is compressed, so no image in it can be reached directly; decompress it to .tar."

@@ -22,6 +22,8 @@ from siammm.data.folder_source import FolderSource
 from siammm.data.source import Source
 
 PREFIX = "torchvision:"
+# Sets whose readers unpickle a file of the folder, which can run any program, without knowing its checksum.
+_UNPICKLING = frozenset({"LSUN", "LSUNClass"})
 _SPLIT = re.compile(r"(?P<root>.+):(?P<split>[A-Za-z0-9_+-]+)", re.DOTALL)
 
 
@@ -109,6 +111,11 @@ def _dataset(set_name: str, root: Path, split: str, given: str) -> Any:
         near = difflib.get_close_matches(set_name, datasets.__all__, n=3, cutoff=0.4)
         remedy = f"did you mean {' or '.join(near)}?" if near else "check the name."
         raise InputError(f"torchvision has no set called {set_name!r}; {remedy}")
+    if set_name in _UNPICKLING:
+        raise InputError(
+            f"torchvision reads {set_name} through a cache that it unpickles, which can run any program; export the "
+            "images to a folder and give that."
+        )
     if not root.is_dir():
         raise InputError(f"The folder {shown(root)} of {shown(given)} does not exist; download the set there first.")
     parameters = inspect.signature(maker).parameters

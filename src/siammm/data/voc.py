@@ -14,6 +14,7 @@ Legend:  N images, C classes.
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +24,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from siammm.core.errors import InputError
+from siammm.core.errors import InputError, StoredFileError
+from siammm.core.reading import read_regular
 from siammm.core.text import listed, one_line, shown
 from siammm.data import decode
+from siammm.data.array_files import parquet_columns, parquet_file
 from siammm.data.folder_source import FolderSource
 from siammm.data.source import Source
 from siammm.data.subset import ABSENT, AMBIGUOUS, matched, read_names
@@ -43,6 +46,7 @@ LIST_KEYS = ("labels", "label", "classes", "tags", "targets")
 
 # Annotations are a few kilobytes; a larger file is something else.
 _LARGEST_ANNOTATION = 2**24
+_LARGEST_TABLE = 2**30
 _SEPARATORS = (";", "|", ",")
 
 
@@ -149,9 +153,7 @@ def _files(folder: Path) -> dict[str, str]:
 def _annotated(path: Path, name: str) -> dict[str, int]:
     """The classes that an image shows: 1, or -1 where all objects of the class are difficult."""
     try:
-        if path.stat().st_size > _LARGEST_ANNOTATION:
-            raise InputError(f"{shown(path)} has {path.stat().st_size:,} bytes, too many for an annotation; check it.")
-        text = path.read_bytes()
+        text = read_regular(path, most=_LARGEST_ANNOTATION)
     except FileNotFoundError:
         raise InputError(f"The image {shown(name)} has no annotation {shown(path)}; add it.") from None
     except OSError as error:
@@ -245,16 +247,17 @@ def open_targets(source: Source, table: str | Path, *, class_names: Sequence[str
 
 def _read_table(path: Path) -> dict[str, Sequence[Any]]:
     import pyarrow as pa
-    import pyarrow.parquet
 
     suffix = path.suffix.lower()
     try:
         if suffix in (".parquet", ".pq"):
-            with path.open("rb") as file:
-                table: pa.Table = pyarrow.parquet.read_table(file)
-            header, columns = table.column_names, [column.to_pylist() for column in table.columns]
+            with parquet_file(path) as file:
+                header = list(file.schema_arrow.names)
+                table: pa.Table = parquet_columns(file, header, path)
+            columns = [column.to_pylist() for column in table.columns]
         elif suffix in (".csv", ".tsv"):
-            with path.open(newline="", encoding="utf-8-sig") as file:
+            text = io.StringIO(read_regular(path, most=_LARGEST_TABLE).decode("utf-8-sig"), newline="")
+            with text as file:
                 reader = csv.reader(file, delimiter="\t" if suffix == ".tsv" else ",", strict=True)
                 header, *rows = [row for row in reader if row] or [[]]
             columns = list(zip(*rows, strict=True)) or [()] * len(header)
@@ -262,7 +265,7 @@ def _read_table(path: Path) -> dict[str, Sequence[Any]]:
                 raise ValueError(f"{len(header)} names for {len(columns)} columns")
         else:
             raise InputError(f"{shown(path)} ends in {suffix!r}, but targets are read from .parquet, .csv or .tsv.")
-    except InputError:
+    except (InputError, StoredFileError):
         raise
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{shown(path)} cannot be read ({one_line(error)}); check the file.") from error

@@ -11,6 +11,7 @@ Legend:  N images, B images of a batch, D dimensions; E encoder, E_m momentum en
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 import warnings
@@ -25,7 +26,7 @@ from siammm.core import ranks
 from siammm.core.device import network_precision
 from siammm.core.errors import ZeroRowWarning
 from siammm.data import randomness
-from siammm.data.loader import Batch, Loader
+from siammm.data.loader import Batch, Loader, ReaderError
 from siammm.data.sources import Source
 from siammm.data.view_settings import views
 from siammm.learn import build, guard, state
@@ -138,13 +139,15 @@ class Training:
             self.fill_bank()
         while self.epoch < self.config.optimisation.epochs:
             started, first_step = time.monotonic(), self.step_in_epoch
+            batches = self._batches(self.batches_of_rank(self.epoch)[first_step:], started)
+            first_batch = next(batches)  # before anything changes: if it cannot be read, the run is saved as it is
             if self.clustering_active and first_step == 0:
                 # E step: assign the images to the centroids of the last epoch. M step: directions and concentrations.
                 self.log_likelihood, *_ = [c.expectation_and_maximisation(self.samples()) for c in self.clusterings]
             if first_step == 0:
                 self.tally.reset()
             self._clustered = None  # its memory is needed for the updates
-            for batch in self.loader.batches(self.epoch, self.batches_of_rank(self.epoch)[first_step:]):
+            for batch in itertools.chain([first_batch], batches):
                 number = self.epoch * self.steps_per_epoch + self.step_in_epoch
                 self.step(batch, number, clustered=self.clustering_active)
                 self.step_in_epoch += 1
@@ -321,6 +324,21 @@ class Training:
 
     # -- checks and checkpoints ---------------------------------------------------------------------------------------
 
+    def _batches(self, positions: Sequence[Tensor], started: float) -> Iterator[Batch]:
+        """The batches of an epoch; if they cannot be read any longer, what was learned is saved."""
+        try:
+            yield from self.loader.batches(self.epoch, positions)
+        except ReaderError:
+            # All ranks save together, and the others know nothing of this.
+            if self.epoch + self.step_in_epoch and not ranks.active():
+                self._save_within_epoch(started)
+            raise
+
+    def _save_within_epoch(self, started: float) -> None:
+        seconds, self.seconds = self.seconds, self.seconds + time.monotonic() - started
+        self.save()
+        self.seconds = seconds
+
     def _between_updates(self, started: float) -> None:
         """Is the loss still finite, is it time to save, does anybody want us to stop?"""
         if self.device.type == "cuda" and self.step_in_epoch % _STEPS_BETWEEN_CHECKS:
@@ -328,9 +346,7 @@ class Training:
         self.check_losses()
         stop, due = self._any_rank(self.stop_requested()), self._any_rank(self._save_is_due())
         if (stop or due) and self.step_in_epoch < self.steps_per_epoch:
-            seconds, self.seconds = self.seconds, self.seconds + time.monotonic() - started
-            self.save()
-            self.seconds = seconds
+            self._save_within_epoch(started)
             if stop:
                 raise Interrupted
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 # torch, scipy and scikit-learn are only partly typed.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
+import math
 import warnings
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -394,11 +395,13 @@ class Mixture(DensityMixin, BaseEstimator):
     def _check_parameters(self) -> None:
         for name in ("n_components", "n_neighbours", "n_init", "max_iter", "merge_floor"):
             check_at_least(name, getattr(self, name), 1)
-        check_number("temperature", self.temperature, lambda value: value >= 1e-6, "it must be at least 1e-6")
+        lowest, highest = 1e-6, 1e6
+        limits = "it must be at least 1e-6 and at most 1e6"
+        check_number("temperature", self.temperature, lambda value: lowest <= value <= highest, limits)
         if isinstance(self.random_state, (int, np.integer)) and not 0 <= int(self.random_state) < 2**32:
             raise InputError(f"random_state is {self.random_state}, but a seed must be from 0 to 4294967295.")
-        check_number("tol", self.tol, lambda value: value >= 0, "it must be 0 or more")
-        check_number("merge_threshold", self.merge_threshold, lambda value: value == value, "it must be a number")
+        check_number("tol", self.tol, lambda value: 0 <= value < math.inf, "it must be a finite number of 0 or more")
+        check_number("merge_threshold", self.merge_threshold, math.isfinite, "it must be a finite number")
         share = "it is a share of the components: above 0, at most 1"
         check_number("merge_share", self.merge_share, lambda value: 0 < value <= 1, share)
         check_one_of("assignment", self.assignment, em.ASSIGNMENT_RULES)

@@ -140,6 +140,8 @@ class Samples:
                 self._warned = True
                 _warn_of_zeros(length, first, self._name)
             rows = rows / length.clamp_min(torch.finfo(length.dtype).tiny)
+        else:
+            _refuse_too_large(rows, first, self._name)
         return rows if self._shift is None else rows - self._shift
 
 
@@ -175,6 +177,18 @@ def _refuse_not_finite(rows: Tensor, first: int, name: str) -> None:
         raise InputError(
             f"{name} holds NaN or infinity in {_count(bad)}, the first being row {first + int(bad[0])}: "
             f"every value must be finite; remove or repair these rows."
+        )
+
+
+def _refuse_too_large(rows: Tensor, first: int, name: str) -> None:
+    """Sums of squares over many rows and columns must stay within the type's range."""
+    limit = 1e14 if rows.dtype == torch.float32 else 1e140
+    size_N = rows.abs().amax(dim=1) if rows.numel() else rows.new_zeros(0)
+    if bool((size_N > limit).any()):
+        row = int((size_N > limit).nonzero()[0])
+        raise InputError(
+            f"Row {first + row} of {name} holds a value of size {float(size_N[row]):.3g}, but the squares of numbers "
+            f"above {limit:g} are too large to add up; divide all of {name} by a constant."
         )
 
 

@@ -1,7 +1,8 @@
 """The page over HTTP, for this machine only.
 
-Other pages that are open in a browser can send requests here too. So a request must name this server as its host (which
-stops DNS rebinding), requests from other sites are refused, and a search needs the token that only our page knows.
+Other pages that are open in a browser can send requests here too, and so can other users of the machine. So every
+address begins with a token, which only the terminal and our page know; a request must name this server as its host
+(which stops DNS rebinding), requests from other sites are refused, and a search shows the token in a header too.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
-        return f"http://{ADDRESS}:{self.server_port}/"
+        """Where the page is, with the token. What the page asks for is relative to it."""
+        return f"http://{ADDRESS}:{self.server_port}/{self.token}/"
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -146,19 +147,28 @@ class _Handler(BaseHTTPRequestHandler):
     def _check_sender(self) -> None:
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or hosts[0].lower() not in self.server.hosts:
-            raise Refused(HTTPStatus.FORBIDDEN, f"This server answers at {self.server.url} only.")
-        if self.path != "/" and self.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
+            raise Refused(HTTPStatus.FORBIDDEN, f"This server answers at {ADDRESS} only.")
+        if self._asked() and self.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
             raise Refused(HTTPStatus.FORBIDDEN, "Another site asked for this.")
         origin = self.headers.get("Origin")
         if origin is not None and origin.lower() not in {f"http://{host}" for host in self.server.hosts}:
             raise Refused(HTTPStatus.FORBIDDEN, "Another site asked for this.")
+
+    def _asked(self) -> list[str]:
+        """The parts of the path after the token, without which nothing is answered."""
+        parts = [part for part in urlsplit(self.path).path.split("/") if part]
+        if parts == ["favicon.ico"]:
+            return parts  # browsers ask for it by themselves
+        if not parts or not secrets.compare_digest(parts[0].encode(), self.server.token.encode()):
+            raise Refused(HTTPStatus.FORBIDDEN, "Open the whole address that siammm explore printed, with its key.")
+        return parts[1:]
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
     def _get(self) -> tuple[str, bytes]:
         explorer = self.server.explorer
         address = urlsplit(self.path)
-        parts = [part for part in address.path.split("/") if part]
+        parts = self._asked()
         if explorer is None:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "The run is still being read; ask again.")
         try:
@@ -186,7 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
                 raise Refused(HTTPStatus.NOT_FOUND, "There is nothing here by that name.")
 
     def _post(self) -> tuple[str, bytes]:
-        if urlsplit(self.path).path != "/search" or self.server.explorer is None:
+        if self._asked() != ["search"] or self.server.explorer is None:
             raise Refused(HTTPStatus.NOT_FOUND, "There is nothing here by that name.")
         if not secrets.compare_digest(self.headers.get(TOKEN_HEADER, "").encode(), self.server.token.encode()):
             raise Refused(HTTPStatus.FORBIDDEN, "The page is of an earlier start of this server; load it again.")

@@ -23,14 +23,20 @@ _BETWEEN = {
     "cluster_after": (0.0, 0.99), "queue_after": (0.0, 1.0), "momentum": (0.0, 0.9999),
     "encoder_momentum": (0.0, 1.0), "random_state": (0, 2**31 - 1), "merge_threshold": (-100.0, 100.0),
 }  # fmt: skip
+# Nobody means more, and beyond it numbers no longer fit where they are kept.
+_MOST = {int: 2**31 - 1, float: 1e30}
+_MOST_PIXELS = 2**40
 
 
 def check_settings(config: TrainConfig) -> None:
     """Refuse settings that cannot be trained with, before anything is read or written."""
     for name, least in _LEAST.items():
         value = value_of(config, name)
-        if value is not None and not (isinstance(value, str) or (math.isfinite(value) and value >= least)):
+        if value is not None and not (isinstance(value, str) or least <= value < math.inf):
             raise InputError(f"{_flag(name)} is {value}, but it must be at least {least:g}.")
+        most = _MOST_PIXELS if name == "max_pixels" else _MOST.get(type(value))
+        if isinstance(value, int | float) and most is not None and value > most:
+            raise InputError(f"{_flag(name)} is {value}, but it must be at most {most}.")
     for name, (low, high) in _BETWEEN.items():
         value = value_of(config, name)
         if value is not None and not low <= value <= high:
