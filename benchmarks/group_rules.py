@@ -47,11 +47,13 @@ class Graph:
     def communities(self, resolution: float) -> Labels:
         return communities(self.low_E, self.high_E, self.weight_E, self.n, resolution)[0]
 
+    def degree_N(self) -> np.ndarray:
+        return np.bincount(self.low_E, self.weight_E, self.n) + np.bincount(self.high_E, self.weight_E, self.n)
+
     def loss(self, label_N: Labels, resolution: float) -> float:
         """1 - modularity: the share of links between communities, plus what chance puts inside."""
         inside = float(self.weight_E[label_N[self.low_E] == label_N[self.high_E]].sum() / self.weight_E.sum())
-        degree_N = np.bincount(self.low_E, self.weight_E, self.n) + np.bincount(self.high_E, self.weight_E, self.n)
-        share_K = np.bincount(label_N, degree_N) / degree_N.sum()
+        share_K = np.bincount(label_N, self.degree_N()) / (2 * self.weight_E.sum())
         return 1 - inside + resolution * float((share_K**2).sum())
 
 
@@ -90,11 +92,10 @@ def neighbour_graph(x_ND: np.ndarray, count: int = 15) -> Graph:
 
 def unimodal(x_ND: np.ndarray, seed: int) -> np.ndarray:
     """As many rows from one Gaussian of the same mean and covariance: no groups, but the same shape."""
-    mean_D = x_ND.mean(axis=0)
-    _, size, axes = np.linalg.svd(x_ND - mean_D, full_matrices=False)
-    drawn = np.random.default_rng(seed).normal(size=(len(x_ND), len(size))) * size / np.sqrt(len(x_ND))
-    rows = (drawn @ axes + mean_D).astype(np.float32)
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    n, mean_D = len(x_ND), x_ND.mean(axis=0)
+    weight_NN = np.random.default_rng(seed).standard_normal((n, n), dtype=np.float32) / np.sqrt(n)
+    rows_ND = weight_NN @ (x_ND - mean_D) + mean_D
+    return rows_ND / np.linalg.norm(rows_ND, axis=1, keepdims=True)
 
 
 def by_modularity(x_ND: np.ndarray, seed: int, *, count: int = 15) -> Labels:
@@ -120,8 +121,7 @@ def reproducibility(x_ND: np.ndarray, resolution: float, seed: int, *, halvings:
         halves = [x_ND[part] for part in np.array_split(order, 2)]
         labels = [neighbour_graph(half, 8).communities(resolution) for half in halves]
         for own, other in ((0, 1), (1, 0)):
-            vote_NH = labels[other][nearest(halves[own], halves[other], 5, same=False)[0]]
-            carried = np.array([np.bincount(row).argmax() for row in vote_NH])
+            carried = voted(labels[other], nearest(halves[own], halves[other], 5, same=False)[0])
             agreement.append(clustering_scores(labels[own], carried).ami)
     return float(np.mean(agreement))
 
@@ -133,6 +133,83 @@ def by_reproducibility(x_ND: np.ndarray, seed: int) -> Labels:
     diversity = [1 - float(((np.bincount(label_N) / len(label_N)) ** 2).sum()) for label_N in found]
     score = [reproducibility(x_ND, g, seed) * d for g, d in zip(RESOLUTIONS, diversity, strict=True)]
     return found[int(np.argmax(score))]
+
+
+@dataclass(frozen=True)
+class Coarse:
+    """A graph whose nodes are communities at a high resolution, so that those at lower ones are found quickly."""
+
+    label_N: Labels
+    graph: Graph
+    degree_K: np.ndarray
+
+    @classmethod
+    def of(cls, graph: Graph) -> Coarse:
+        label_N = graph.communities(_FINEST)
+        k, low_E, high_E = int(label_N.max()) + 1, label_N[graph.low_E], label_N[graph.high_E]
+        low_E, high_E = np.minimum(low_E, high_E), np.maximum(low_E, high_E)
+        code, place = np.unique((low_E * k + high_E)[low_E != high_E], return_inverse=True)
+        weight = np.bincount(place, graph.weight_E[low_E != high_E], len(code))
+        return cls(label_N, Graph(code // k, code % k, weight, k), np.bincount(label_N, graph.degree_N(), k))
+
+    def communities(self, resolution: float) -> tuple[Labels, float]:
+        """A label for every sample, and 1 - modularity."""
+        graph, total = self.graph, float(self.degree_K.sum())
+        label_K, _ = communities(graph.low_E, graph.high_E, graph.weight_E, graph.n, resolution, self.degree_K)
+        cut = float(graph.weight_E[label_K[graph.low_E] != label_K[graph.high_E]].sum())
+        share = np.bincount(label_K, self.degree_K) / total
+        return label_K[self.label_N], 2 * cut / total + resolution * float((share**2).sum())
+
+
+_FINEST = 12.0
+_DIVIDING = 0.12 * 1.3 ** np.arange(14)
+# The most that 1 - modularity of a division may be, relative to that of one Gaussian, by the number of parts. Chosen on
+# single classes, which are not to be divided, and on pairs of classes of the sets to develop on.
+_LIMIT = {2: 0.75, 3: 0.75, 4: 0.7, 5: 0.7, 6: 0.7}
+_LIMIT_OF_MANY = 0.65
+_SMALLEST, _MOST = 32, 1500
+
+
+def by_division(x_ND: np.ndarray, seed: int, *, count: int = 8) -> Labels:
+    """Divide the samples as long as a part divides better than one Gaussian of its own mean and covariance would.
+
+    The coarsest division that is good enough is taken, and each part is tried again: so a part is a group if it looks
+    like a single cloud, whatever the others are like.
+    """
+    label_N = np.zeros(len(x_ND), int)
+    part_N = _division(x_ND, seed, count) if len(x_ND) >= _SMALLEST else None
+    if part_N is None:
+        return label_N
+    for part in np.unique(part_N):
+        row = np.flatnonzero(part_N == part)
+        label_N[row] = label_N.max() + 1 + by_division(x_ND[row], seed, count=count)
+    return np.unique(label_N, return_inverse=True)[1]
+
+
+def _division(x_ND: np.ndarray, seed: int, count: int) -> Labels | None:
+    """The parts of the samples, or None if they are one."""
+    drawn = np.random.default_rng(seed).permutation(len(x_ND))[:_MOST]
+    some_ND = x_ND[drawn]
+    count = min(count, len(some_ND) // 4)
+    graph, null = (Coarse.of(neighbour_graph(rows, count)) for rows in (some_ND, unimodal(some_ND, seed)))
+    good: list[tuple[int, float, Labels]] = []
+    for resolution in _DIVIDING:
+        label_N, loss = graph.communities(resolution)
+        parts, ratio = int(label_N.max()) + 1, loss / null.communities(resolution)[1]
+        if parts > 1 and ratio < _LIMIT.get(parts, _LIMIT_OF_MANY):
+            good.append((parts, ratio, label_N))
+    if not good:
+        return None
+    fewest = max(3, min(parts for parts, _, _ in good))
+    _, _, label_N = min((found for found in good if found[0] <= fewest), key=lambda found: found[1])
+    if len(some_ND) == len(x_ND):
+        return label_N[np.argsort(drawn)]
+    return voted(label_N, nearest(x_ND, some_ND, 5, same=False)[0])
+
+
+def voted(label_M: Labels, index_NH: np.ndarray) -> Labels:
+    """The label that most of the neighbours have."""
+    return np.array([np.bincount(row).argmax() for row in label_M[index_NH]])
 
 
 def by_eigengap(x_ND: np.ndarray, seed: int) -> Labels:
@@ -204,6 +281,7 @@ RULES: dict[str, Callable[[np.ndarray, int], Labels]] = {
     "graph, 30 neighbours": partial(by_modularity, count=30),
     "graph, against one Gaussian": by_comparison,
     "graph, found again": by_reproducibility,
+    "graph, divided": by_division,
     "graph, eigengap": by_eigengap,
     "k-means, silhouette": by_silhouette,
     "Gaussian mixture, BIC": by_bic,

@@ -165,12 +165,13 @@ def test_hard_assignment_is_the_nearest_direction(rows: Tensor) -> None:
 
 
 def test_concentrations_in_the_loss_have_the_mean_that_was_asked_for(rows: Tensor) -> None:
-    for scale, changes in (
+    cases: list[tuple[float, dict[str, Any]]] = [
         (1.0, {}),
         (7.0, {"concentration_scale": 7.0}),
         (10.0, {"cluster_loss": "nce-centroids"}),
         (1.0, {"cluster_loss": "nce-samples", "concentration_scale": 1.0}),
-    ):
+    ]
+    for scale, changes in cases:
         clustering = clustering_of(**changes)
         clustering.expectation_and_maximisation(samples_of(rows))
         assert clustering.components is not None

@@ -87,14 +87,18 @@ def _neighbours(low_E: Array, high_E: Array, weight_E: Array, k: int) -> float:
     return math.exp(float(-(weight * np.log(weight / degree_K[end])).sum() / weight.sum()))
 
 
-def communities(low_E: Array, high_E: Array, weight_E: Array, k: int, resolution: float = 1.0) -> tuple[Array, float]:
+def communities(
+    low_E: Array, high_E: Array, weight_E: Array, k: int, resolution: float = 1.0, degree_K: Array | None = None
+) -> tuple[Array, float]:
     """Louvain's communities of a graph without loops, each edge given once: a label for every node, and modularity.
 
-    A higher ``resolution`` gives more and smaller communities; 1 is modularity as it is usually defined.
+    A higher ``resolution`` gives more and smaller communities; 1 is modularity as it is usually defined. ``degree_K``
+    is what the edges of a node weigh together, for loops that are not among the edges but count.
     """
     label_K = np.arange(k)
-    degree = np.bincount(low_E, weights=weight_E, minlength=k) + np.bincount(high_E, weights=weight_E, minlength=k)
-    total = float(degree.sum())
+    if degree_K is None:
+        degree_K = np.bincount(low_E, weight_E, minlength=k) + np.bincount(high_E, weight_E, minlength=k)
+    degree, total = degree_K, float(degree_K.sum())
     low, high, weight, n = low_E, high_E, weight_E, k
     while True:
         moved = _moved(low, high, weight, degree, total / resolution)
