@@ -25,7 +25,7 @@ JOINED = ("out", "grad", "evaluated")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks found."""
     folder = tmp_path_factory.mktemp("batchnorm")
-    run_ranks("batchnorm_worker.py", folder, WORLD, timeout=60)
+    run_ranks("batchnorm_worker.py", folder, WORLD, timeout=200)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(WORLD)]
 
 

@@ -57,7 +57,7 @@ def launched(folder: Path, data: dict[str, np.ndarray], cases: list[dict[str, An
     for name, X in data.items():
         np.save(folder / f"{name}.npy", X)
     (folder / "cases.json").write_text(json.dumps(cases))
-    run_ranks("worker.py", folder, world, timeout=90)
+    run_ranks("worker.py", folder, world, timeout=300)
     return {
         case["name"]: [dict(np.load(folder / f"{case['name']}.{rank}.npz")) for rank in range(world)] for case in cases
     }

@@ -59,7 +59,7 @@ def two(folder: Path) -> dict[str, Found]:
     cases.append({"name": "stopped", "settings": {"epochs": 3}, "run": "by two", "stop": STEPS + 2})
     cases.append({"name": "gone on", "settings": {"epochs": 3}, "resume": "by one"})
     (folder / "cases.json").write_text(json.dumps(cases))
-    run_ranks("training_worker.py", folder, WORLD, timeout=120)
+    run_ranks("training_worker.py", folder, WORLD, timeout=400)
     return {
         case["name"]: [json.loads((folder / f"{case['name']}.{rank}.json").read_text()) for rank in range(WORLD)]
         for case in cases
@@ -157,7 +157,7 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "siammm",
          *arguments, "--output", str(tmp_path / "two")],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "GLOO_SOCKET_IFNAME": LOOPBACK},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Everything is in") == 1
