@@ -78,17 +78,28 @@ class DemoConfig(_Seeded):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig(_OfTable, _OnDevice, _Overwriting, _Seeded):
-    """Find the clusters in a table of embeddings, and their number.
+    """Find the clusters in images or in a table of embeddings, and their number.
 
-    Writes a folder with the cluster of every row (assignments.parquet), the model (mixture.safetensors) and
-    summary.json. Labels are used only for scores.
+    Images are first encoded with a pretrained encoder. Writes a folder with the cluster of every image or row
+    (assignments.parquet), the model (mixture.safetensors), summary.json and, for images, their embeddings
+    (embeddings.parquet). Labels are used only for scores.
     """
 
-    embeddings: Annotated[Positional[Path], arg(metavar="TABLE")]
-    """A .npy, .npz, .parquet or .safetensors file with one row per sample."""
+    data: Annotated[Positional[str], arg(metavar="DATA")]
+    """Images: a folder, or a file that siammm train reads. Or a table: a .npy, .npz, .parquet or .safetensors file with
+    one row per sample."""
 
     output: Path | None = None
-    """Folder to write; by default <name of the table>-clusters in the current folder."""
+    """Folder to write; by default <name of the data>-clusters in the current folder."""
+
+    encoder: str | None = None
+    """For images: lite, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS or a run folder; by default lite, a
+    small network with ImageNet weights."""
+
+    image_size: int | None = None
+    """For images: width and height of the encoder's input; by default its own."""
+
+    reading: DataConfig = field(default_factory=DataConfig)
 
     family: Literal["von-mises-fisher", "gaussian"] = "von-mises-fisher"
     """Kind of component: von-mises-fisher uses directions only, gaussian also lengths."""
