@@ -16,6 +16,7 @@ from siammm.cli import main
 from siammm.data.contents import holds_images
 from siammm.runs.models import Model
 from tests.commands import refused
+from tests.export.runs import trained_run
 
 pytestmark = pytest.mark.usefixtures("one_thread", "here")
 
@@ -110,6 +111,17 @@ def test_arrays_of_images(name: str, pixels: np.ndarray) -> None:
     assert ("label" in rows.column_names) == (name == "x.npz")
 
 
+def test_a_run_as_the_encoder(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is clustered are the embeddings that the run clusters."""
+    run = trained_run(tmp_path_factory.mktemp("run"))
+    images = str(run.parent / "images")
+    assert main(["cluster", images, "--encoder", str(run), *QUICK[2:], "--output", "out"]) == 0
+    assert main(["embed", str(run), "--output", "e.npy", "--device", "cpu"]) == 0
+    embedded = np.stack(pq.read_table("out/embeddings.parquet").column("embedding").to_pylist())
+    np.testing.assert_array_equal(embedded, np.load("e.npy"))
+    assert "leave --image-size out" in refused(["cluster", images, "--encoder", str(run), "--image-size", "9"], capsys)
+
+
 def test_what_is_encoded_is_not_encoded_again(
     photos: str, shown_to_encoder: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,6 +195,8 @@ def test_images_for_a_table_and_a_table_for_images(photos: str, capsys: pytest.C
         f"{photos} --encoder timm:resnet1888": "timm has no model 'resnet1888'; did you mean",
         "photos/kind0/00.png": "is one image",
         "nowhere/": "nowhere/ does not exist",
+        "~nobody-of-this-name/x": "is not a path",
+        f"{'x' * 300}.npy": "cannot be written (File name too long); choose another --output",
     }.items():
         assert sentence in refused(["cluster", *command.split(), "--device", "cpu"], capsys)
     assert sorted(path.name for path in Path().iterdir()) == ["photos", "table.npy"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import signal
 import sys
@@ -85,16 +86,16 @@ def cluster(config: ClusterConfig) -> None:
 
 def _is_of_images(config: ClusterConfig) -> bool:
     """Whether images are meant; where a file has both, the name of a column decides."""
-    is_file = Path(config.data).expanduser().is_file()
-    if is_file and (config.key is not None or config.reading.image_key is not None):
+    is_named = config.key is not None or config.reading.image_key is not None
+    if is_named and os.path.isfile(os.path.expanduser(config.data)):
         return config.key is None
     return holds_images(config.data)
 
 
 def default_output(data: str) -> Path:
     """The folder that is written to by default: named after the data, in the working directory."""
-    path = Path(data).expanduser()
-    name = path.resolve().name if path.is_dir() else path.stem
+    path = os.path.expanduser(data)
+    name = Path(path).resolve().name if os.path.isdir(path) else Path(path).stem
     return Path(f"{re.sub(r'[:*{}]+', '-', name)}-clusters")
 
 
@@ -114,12 +115,14 @@ def _cluster_images(config: ClusterConfig, output: Path, console: Console) -> No
             raise
         kept_in = f"what is encoded is kept in {kept}"
         raise Stopped(f"interrupted; {kept_in}, and the same command goes on from there.", signal.SIGINT) from None
-    n_bad = len(embedded.set_aside)
-    del table, embedded  # a file that is mapped cannot be removed everywhere
-    forget(kept)
-    if n_bad:
-        console.print(f"{n_bad:,} images could not be read and were left out; {SUMMARY} lists them.", style="yellow")
-    show(found, output, console, of_images=True)
+    try:
+        if embedded.set_aside:
+            left_out = f"{len(embedded.set_aside):,} images could not be read and were left out"
+            console.print(f"{left_out}; {SUMMARY} lists them.", style="yellow")
+        show(found, output, console, of_images=True)
+    finally:
+        del found, table, embedded  # a file that is mapped cannot be removed everywhere
+        forget(kept)
 
 
 def _embedded(config: ClusterConfig, kept: Path, console: Console) -> tuple[Embedded, dict[str, Any]]:
@@ -145,7 +148,7 @@ def _as_embeddings(images: ImageTable, data: str) -> EmbeddingTable:
 
 def _refuse_for_images(config: ClusterConfig) -> None:
     """Refuse settings of tables, and folders that are not of images."""
-    if (Path(config.data).expanduser() / files.MIXTURE).is_file():
+    if os.path.isfile(os.path.join(os.path.expanduser(config.data), files.MIXTURE)):
         raise InputError(
             f"{config.data} is a result with clusters of its own, not a folder of images; give the images."
         )
@@ -160,7 +163,7 @@ def _refuse_for_tables(config: ClusterConfig) -> None:
     """Refuse settings of images."""
     given = {"--encoder": config.encoder, "--image-size": config.image_size, "--label-key": config.reading.label_key}
     flag = next((flag for flag, value in given.items() if value is not None), None)
-    if flag is not None and Path(config.data).expanduser().exists():
+    if flag is not None and os.path.exists(os.path.expanduser(config.data)):
         remedy = "use --label-column" if flag == "--label-key" else f"leave {flag} out, or give images"
         raise InputError(f"{config.data} is a table of embeddings, and {flag} is for images; {remedy}.")
 

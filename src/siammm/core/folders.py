@@ -26,9 +26,9 @@ def check_new_folder(path: Path, *, overwrite: bool = False, ours: frozenset[str
     except UnicodeEncodeError as error:
         # The libraries that write tensors and tables cannot open such a file.
         raise InputError(f"The output {shown(path)} is not a UTF-8 name; choose another --output.") from error
-    if target.exists() and not target.is_dir():
-        raise InputError(f"The output {path} is a file, but a folder is needed; choose another --output.")
     try:
+        if target.exists() and not target.is_dir():
+            raise InputError(f"The output {path} is a file, but a folder is needed; choose another --output.")
         present = {entry.name for entry in target.iterdir()} if target.exists() else set()
         if present and not overwrite:
             raise InputError(f"The output folder {path} is not empty; choose another --output, or add --overwrite.")

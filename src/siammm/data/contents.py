@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ def holds_images(data: str) -> bool:
 
     A file that holds both is a table. Of a table that cannot be read at all, its reader says so.
     """
-    path = Path(data).expanduser()
+    path = Path(os.path.expanduser(data))
     try:
-        if not path.is_file():
-            return path.is_dir() or path.suffix.lower() not in SUFFIXES or _are_several(data)
+        if not os.path.isfile(path):
+            return os.path.isdir(path) or path.suffix.lower() not in SUFFIXES or _are_several(data)
         look = {".npy": _npy, ".npz": _npz, ".parquet": _parquet, ".pq": _parquet}.get(path.suffix.lower())
         return path.name.lower().endswith(_OF_IMAGES_ALONE) if look is None else look(path)
     except (SiamMMError, OSError, ValueError):
