@@ -76,9 +76,9 @@ def test_values_are_parsed() -> None:
         ]
     )
     assert isinstance(config, ClusterConfig)
-    assert (config.embeddings, config.init) == (Path("x.npy"), Path("a/b"))
+    assert (config.data, config.init) == ("x.npy", Path("a/b"))
     assert (config.merge, config.n_components, config.concentration, config.overwrite) == ("none", 7, 12.5, True)
-    assert parse(["cluster", "x.npy"]) == ClusterConfig(embeddings=Path("x.npy"))
+    assert parse(["cluster", "x.npy"]) == ClusterConfig(data="x.npy")
     assert parse(["demo"]) == DemoConfig()
 
 

@@ -96,6 +96,17 @@ def test_a_model_of_timm(made: Path, here: Path) -> None:
     assert rows.std() > 0
 
 
+def test_it_shows_how_far_it_is(made: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large images are few to a batch, so the bar moves; 512 at once stood still for minutes."""
+    told: list[tuple[str, int, int]] = []
+    monkeypatch.setattr("siammm.data.loader._CLEAN_PIXELS", {"cpu": 40 * 64**2})
+    monkeypatch.setattr("siammm.core.progress.Bar.show", lambda self, *what: told.append(what))
+    torch.save(timm.create_model("test_convnext", num_classes=0).state_dict(), "w.pth")
+    command = ["embed", "timm:test_convnext:w.pth", "--data", str(made.parent / "images"), "--device", "cpu"]
+    assert main([*command, "--image-size", "64", "--output", "e.npy"]) == 0
+    assert [done for what, done, _ in (one for one in told if one[0] == "images")] == [0, 40, 80, 120]
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 

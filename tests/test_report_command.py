@@ -106,7 +106,7 @@ def test_a_size_for_thumbnails(run: Path, here: Path) -> None:
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere does not exist, but a run is a folder; give one that siammm train wrote."),
-        (["clustered"], "clustered was written by siammm cluster, which has no encoder and no images"),
+        (["clustered"], "clustered was written by siammm cluster, which keeps no encoder"),
         (["empty"], "empty is a folder, but no run: it has no encoder.safetensors"),
         (["unfinished"], "The run unfinished has not finished; continue with: siammm train --resume unfinished."),
         (["RUN", "--data", "gone"], "gone does not exist; check the path."),

@@ -103,6 +103,19 @@ def test_clean_views_come_in_order(kind: str, given: ExampleImages) -> None:
     assert list(loader.clean(4, 4)) == []
 
 
+@pytest.mark.parametrize(
+    ("size", "device", "expected"), [(32, "cpu", 512), (96, "cpu", 174), (224, "cpu", 32), (2000, "cpu", 1),
+    (128, "cuda", 512), (224, "cuda", 256)],
+)  # fmt: skip
+def test_large_images_are_encoded_few_at_a_time(size: int, device: str, expected: int, given: ExampleImages) -> None:
+    """512 images of 224 pixels at once took 10 GB of memory on a CPU."""
+    loader = opened(given.images, "resident")
+    loader.device, loader._size = torch.device(device), size
+    assert loader.clean_batch_size == expected
+    if device == "cpu":
+        assert len(next(loader.clean(0, 20))[1]) == min(20, expected)
+
+
 def test_clean_views_are_the_same_from_both(given: ExampleImages) -> None:
     one, other = (
         torch.cat([x for _, x in opened(given.images, kind).clean(0, 20)]) for kind in ("resident", "streaming")

@@ -49,7 +49,7 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "an empty file": (lambda path: path.write_bytes(b""), [], "is empty"),
     "a text file": (lambda path: path.write_text("1 2 3\n4 5 6\n"), [], "not a NumPy array"),
     "a truncated file": (truncated, [], "shorter than its header"),
-    "a folder": (lambda path: path.mkdir(), [], "is a folder"),
+    "a folder": (lambda path: path.mkdir(), [], "holds no images"),
     "nothing": (lambda path: None, [], "does not exist"),
     "more components than samples": (saved(X), ["--n-components", "41"], "n_components=41"),
     "no components": (saved(X), ["--n-components", "0"], "n_components"),

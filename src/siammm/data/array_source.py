@@ -178,7 +178,8 @@ def _layout(shape: tuple[int, ...], name: str) -> str:
     elif len(shape) == 3 and shape[2] != 3:
         layout = "grey"
     else:
-        problem = "; one image is given as [image]" if len(shape) == 3 else ""
+        hints = {3: "; one image is given as [image]", 2: "; if these are embeddings, use siammm cluster"}
+        problem = hints.get(len(shape), "")
         raise InputError(
             f"{name} has the shape {shape_text(shape)}, but images are N x H x W x 3, N x 3 x H x W or N x H x W; "
             f"reshape it{problem}."

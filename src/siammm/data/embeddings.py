@@ -179,15 +179,6 @@ def _named_column(
 
 def _embedding_columns(schema: pa.Schema, key: str | None, taken: set[str | None], path: Path) -> list[str]:
     """The one column of vectors, or, where no column holds vectors, every column of numbers."""
-    import pyarrow as pa
-
-    def is_number(kind: pa.DataType) -> bool:
-        return pa.types.is_floating(kind) or pa.types.is_integer(kind)
-
-    def is_vector(kind: pa.DataType) -> bool:
-        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-        return is_list and is_number(kind.value_type)
-
     vectors = [field.name for field in schema if is_vector(field.type)]
     if key is not None:
         if key not in schema.names:
@@ -203,11 +194,25 @@ def _embedding_columns(schema: pa.Schema, key: str | None, taken: set[str | None
         return [(usual or vectors)[0]]
     if vectors:
         raise InputError(f"{path} has {len(vectors)} columns of vectors; choose one with --key: {listed(vectors)}.")
-    numbers = [field.name for field in schema if is_number(field.type) and field.name not in taken]
+    numbers = [field.name for field in schema if _is_number(field.type) and field.name not in taken]
     numbers = [name for name in numbers if not _PANDAS_INDEX.fullmatch(name)]
     if not numbers:
         raise InputError(f"{path} has no column of numbers among {listed(schema.names)}; add a column of embeddings.")
     return numbers
+
+
+def is_vector(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds a list of numbers a row."""
+    import pyarrow as pa
+
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return is_list and _is_number(kind.value_type)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_floating(kind) or pa.types.is_integer(kind)
 
 
 def _read_matrix(file: Any, names: list[str], n: int, path: Path) -> np.ndarray:

@@ -335,7 +335,7 @@ def _map_arrow(path: Path) -> pa.Table:
         ) from error
 
 
-def _is_image(kind: pa.DataType) -> bool:
+def is_image(kind: pa.DataType) -> bool:
     """Bytes, or a struct with bytes."""
     import pyarrow as pa
 
@@ -356,7 +356,7 @@ def _image_column(schema: pa.Schema, image_key: str | None, name: str) -> str:
     twice = next((column for column in names if names.count(column) > 1), None)
     if twice is not None:
         raise StoredFileError(f"{shown(name)} has two columns called {twice!r}; save it with different names.")
-    found = [field.name for field in schema if _is_image(field.type)]
+    found = [field.name for field in schema if is_image(field.type)]
     if image_key is not None:
         if image_key not in schema.names:
             raise InputError(

@@ -48,6 +48,6 @@ def open_subject(
         )
     what = "is not one of these" if path.exists() else "does not exist"
     raise InputError(
-        f"{given} {what}: a run folder, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS or a table of "
+        f"{given} {what}: a run folder, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS, lite or a table of "
         f"embeddings ({', '.join(SUFFIXES)}); check the path."
     )

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from siammm.core.errors import InputError
 from siammm.core.progress import Progress, silent
+from siammm.data.array_files import npy_header
 from siammm.data.loader import Loader
 from siammm.learn.encode import encode_batches
 from siammm.mixture import em
@@ -43,22 +44,30 @@ def encode_to_file(
     path: Path,
     *,
     mixture: VonMisesFisherMixture | None = None,
+    resume: bool = False,
     progress: Progress = silent,
 ) -> EncodedImages:
     """Show all images to a network, and write its rows to ``path`` as a ``.npy`` file.
 
     ``rows`` makes of a batch the rows to write, and the unit embeddings that ``mixture`` is of. Bytes are appended and
-    not mapped for writing: a full disk is then an error, where a map would end the process.
+    not mapped for writing: a full disk is then an error, where a map would end the process. With ``resume`` the rows
+    that ``path`` has are those of the same images by the same network, and only the others are made; without a mixture.
     """
+    assert mixture is None or not resume, "the clusters of earlier rows are not kept"
     if not loader.n_images:
         raise InputError(f"{loader.source.name} has no images that can be read; give another set.")
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    with path.open("wb") as file:
-        for first, (row_BD, embedding_BE) in encode_batches(rows, loader):
+    done, size = _rows_there(path, loader) if resume else (0, 0)
+    with path.open("r+b" if done else "wb") as file:
+        file.truncate(size)
+        file.seek(size)
+        progress("images", done, loader.n_images)
+        for first, (row_BD, embedding_BE) in encode_batches(rows, loader, first=done):
             if first == 0:
                 shape = (loader.n_images, row_BD.shape[1])
                 np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
             file.write(row_BD.float().cpu().contiguous().numpy().astype("<f4", copy=False).tobytes())
+            file.flush()  # what is interrupted keeps its rows
             if mixture is not None and embedding_BE is not None:
                 parts.append(assign(mixture, embedding_BE))
             progress("images", first + len(row_BD), loader.n_images)
@@ -72,6 +81,22 @@ def encode_to_file(
         probability_N=probability_N.astype(np.float32),
         log_density_N=log_density_N.astype(np.float64),
     )
+
+
+def _rows_there(path: Path, loader: Loader) -> tuple[int, int]:
+    """How many rows an earlier pass has left, in whole batches, and the size of the file with these."""
+    try:
+        with path.open("rb") as file:
+            (n, width), dtype = npy_header(file, str(path))
+            start, size = file.tell(), file.seek(0, 2)
+    except (OSError, ValueError):
+        return 0, 0
+    if n != loader.n_images or dtype != np.dtype("<f4"):
+        return 0, 0
+    done = min(n, (size - start) // (4 * width))
+    if done < n:  # so that the batches are those of a pass that was never interrupted
+        done -= done % loader.clean_batch_size
+    return (done, start + 4 * width * done) if done else (0, 0)
 
 
 @torch.no_grad()

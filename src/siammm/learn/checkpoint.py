@@ -36,7 +36,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) 
     """Write a checkpoint as the folder's last one; the last one becomes the previous."""
     stored = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(dict(facts), allow_nan=True)
-    header = {"format": str(_FORMAT), "facts": text, "digest": _digest(stored, text)}
+    header = {"format": str(_FORMAT), "facts": text, "digest": digest(stored, text)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(f".{LAST}.*.partial"):  # by a process that was killed while it saved
@@ -102,7 +102,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise StoredFileError(f"{path} is not a checkpoint of siammm, or it is damaged.") from error
-    if header.get("digest") != _digest(tensors, text):
+    if header.get("digest") != digest(tensors, text):
         raise StoredFileError(f"{path} is damaged: its contents are not what was written.")
     return tensors, facts
 
@@ -187,10 +187,11 @@ def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
     return {f"{prefix}/{name}": value for name, value in tensors.items()}
 
 
-def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
-    digest = hashlib.sha256(text.encode())
+def digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    """A sha256 of tensors on the CPU, with their names, and of a text."""
+    state = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        state.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return state.hexdigest()

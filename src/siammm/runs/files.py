@@ -24,6 +24,10 @@ mixture.safetensors                     the clusters
 README.md                               the model card
 siammm.onnx                             the whole model for ONNX Runtime
 embeddings.parquet, clusters.parquet    tables of the images and of the clusters
+
+What an interrupted ``siammm cluster`` of images keeps beside its result, until that is written:
+
+rows.npy, rows.json   the embeddings so far, and what they are of
 """
 
 from __future__ import annotations
@@ -45,3 +49,5 @@ PRETRAINED_NAMES = (TIMM_WEIGHTS, CONFIG, NETWORKS, MIXTURE, CARD)
 """What ``save_pretrained`` writes and the hub is given."""
 EXPORT_NAMES = frozenset({*PRETRAINED_NAMES, ONNX, IMAGES_TABLE, CLUSTERS_TABLE})
 """What an export consists of; a folder that holds anything else is not replaced."""
+
+ROWS, ROWS_FACTS = "rows.npy", "rows.json"

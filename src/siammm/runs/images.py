@@ -5,7 +5,7 @@ Legend:  N images of the run, in the order of its table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -55,10 +55,14 @@ def image_loader(
     device: torch.device,
     *,
     limit: float | None = None,
+    known_bad: Mapping[str, str] | None = None,
     progress: Progress = silent,
     what: str = "reading",
 ) -> Loader:
-    """A source's images, ready to be encoded; ``limit`` is the share of images that may be unreadable."""
+    """A source's images, ready to be encoded.
+
+    ``limit`` is the share of images that may be unreadable, ``known_bad`` those that an earlier look set aside.
+    """
     return open_loader(
         source,
         (view, view),
@@ -67,6 +71,7 @@ def image_loader(
         seed=0,
         workers=reading.workers,
         limit=reading.max_bad_images if limit is None else limit,
+        known_bad=known_bad,
         progress=lambda done, total: progress(what, done, total),
     )
 

