@@ -43,6 +43,12 @@ def test_it_trains_what_the_loop_trains(fitted: SiamMM) -> None:
     assert len(fitted.groups_.label_K) == fitted.n_clusters_ >= fitted.groups_.n_groups
 
 
+def test_the_groups_are_those_of_its_mixture() -> None:
+    model = small(merge="auto", epochs=1).fit(small_images())
+    found = model.mixture_.groups(model.embed(small_images()))
+    np.testing.assert_array_equal(found.label_K, model.groups_.label_K)
+
+
 def test_predicting_what_was_fitted_gives_the_labels(fitted: SiamMM) -> None:
     np.testing.assert_array_equal(fitted.predict(small_images()), fitted.labels_)
     shares = fitted.predict_proba(small_images())

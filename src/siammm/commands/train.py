@@ -317,8 +317,9 @@ def _run(begun: _Begun, context: Context, console: Console) -> None:
                 message = f"{done}; {_how_to_continue(folder)}"
             raise Stopped(message, stop.number or signal.SIGTERM) from None
         except ReaderError as error:
-            saved = folder is not None and (folder.path / files.CHECKPOINTS).is_dir()
-            raise InputError(f"{error} {_how_to_continue(folder)}." if saved and folder else str(error)) from error
+            if folder is not None and folder.has_checkpoint:
+                raise InputError(f"{error} {_how_to_continue(folder)}.") from error
+            raise InputError(str(error)) from error
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

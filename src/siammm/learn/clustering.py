@@ -137,6 +137,8 @@ class Clustering:
             mixture.fit(X, init=components.centre_KD)
         self.components = _own_kind(components)
         mixture.merges_ = self.history.finished(components.centre_KD)
+        if self.settings.merge == "auto":  # nothing is left to merge now, but mixture.groups asks how they were found
+            mixture.set_params(merge="auto")
         return mixture
 
     def nearest(self, samples: Samples) -> Tensor:

@@ -126,6 +126,11 @@ class RunWriter:
             self._lock.check_mine()
         checkpoint.save(self.path / files.CHECKPOINTS, tensors, facts)
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether the run could be resumed if it stopped now."""
+        return checkpoint.exists(self.path / files.CHECKPOINTS)
+
     def write_results(self, trained: Trained) -> None:
         """Write what training found; the metrics and checkpoints are there already.
 
