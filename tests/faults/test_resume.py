@@ -81,6 +81,19 @@ def test_the_same_command_starts_resumes_and_ends(
     assert "contradict" in refused([*flags, "--overwrite"], capsys)
 
 
+def test_a_longer_run_that_was_killed_is_not_taken_for_finished(finished: Path) -> None:
+    """Its settings have the new number of epochs, and its results are still those of the old one."""
+    config = json.loads((finished / "config.json").read_text())
+    config["settings"]["optimisation"]["epochs"] += 2
+    config["settings"]["clustering"]["cluster_after"] /= 2  # the same epoch as before
+    config["changes"] = [{"epoch": 2, "update": 0}]
+    (finished / "config.json").write_text(json.dumps(config))
+    epochs = config["settings"]["optimisation"]["epochs"]
+    flags = ["train", config["data_path"], *runs.SETTINGS, "--output", "run", "--resume-if-exists"]
+    assert main([*flags, "--epochs", str(epochs)]) == 0
+    assert [row["epoch"] for row in runs.metrics(finished)] == list(range(1, epochs + 1))
+
+
 def test_a_run_killed_before_its_first_checkpoint_starts_anew(stopped: Path) -> None:
     (stopped / "checkpoints" / "last.safetensors").unlink()
     flags = ["train", "images", *runs.SETTINGS, "--output", "run", "--resume-if-exists"]

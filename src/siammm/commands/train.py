@@ -119,6 +119,8 @@ def _start(config: TrainConfig, context: Context, stack: contextlib.ExitStack) -
             lock.check_free()
             check_run_folder(output, overwrite=config.overwrite)
             stack.enter_context(lock)
+            if config.resume_if_exists and _state_of(output, config.optimisation.epochs) in (_RESUMABLE, _FINISHED):
+                raise InputError(f"{output} was written by another process meanwhile; start the same command again.")
             inventory = Inventory.of(source)
             facts = _facts_of(source, data) | {
                 "versions": {"siammm": siammm.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
@@ -136,7 +138,7 @@ def _facts_of(source: Source, data: str) -> dict[str, Any]:
 def _resume(config: TrainConfig, context: Context, stack: contextlib.ExitStack) -> _Begun:
     assert config.resume is not None
     run, folder, lock, differences = Run.unfinished(config.resume), None, None, None
-    settings, course = resumed(config, run.config)
+    settings, course = resumed(config, run.config, was_changed=bool(run.facts.get("changes")))
     check_settings(settings)
     with ranks.refused_together(context.device):
         if context.rank == 0:
@@ -154,8 +156,6 @@ def _resume(config: TrainConfig, context: Context, stack: contextlib.ExitStack) 
     with ranks.refused_together(context.device):
         if carry_over:
             settings = _with_other_images(config, settings, where, begun, differences)
-        elif source.fingerprint() != run.fingerprint:
-            raise InputError(_not_the_images(where, config.resume, None))
     if context.rank == 0:
         facts = run.facts | (_facts_of(source, where) if carry_over or config.data is not None else {})
         change: dict[str, Any] = {name: list(values) for name, values in course.items()}
@@ -192,7 +192,7 @@ def _differences(run: Run, source: Source, inventory: Inventory | None) -> Diffe
     if stored is None or inventory is None or run.facts.get("kind") != source.kind:
         return None if source.fingerprint() == run.fingerprint else Differences()
     found = stored.compared(inventory, source)
-    return found if found.any() else None
+    return found if found.any() or source.fingerprint() != run.fingerprint else None
 
 
 def _with_other_images(
@@ -274,7 +274,7 @@ def _state_of(output: Path, epochs: int) -> int:
         run = Run.unfinished(output)
     except InputError:
         return _NEW
-    if run.is_finished and epochs <= run.config.optimisation.epochs:
+    if run.is_finished and epochs <= run.trained_epochs:
         return _FINISHED
     if run.has_checkpoint:
         return _RESUMABLE

@@ -36,6 +36,7 @@ def check_new_folder(
         if target.exists() and not target.is_dir():
             raise InputError(f"The output {path} is a file, but a folder is needed; choose another --output.")
         present = {entry.name for entry in target.iterdir()} - passed_over if target.exists() else set()
+        present = {name for name in present if not is_leftover(name, passed_over)}
         if present and not overwrite:
             raise InputError(f"The output folder {path} is not empty; choose another --output, or add --overwrite.")
         foreign = sorted(name for name in present - ours if not is_leftover(name, ours))

@@ -63,6 +63,8 @@ _SIDEWAYS = frozenset({5, 6, 7, 8})
 _IMAGES_A_TASK = 64
 # So many first bytes tell the format.
 _BEGINNING = 16
+# Files of more bytes are only read if they begin as an image does.
+_LARGE = 2**24
 
 EncodedImage = bytes | bytearray | memoryview | str | Path | IO[bytes]
 
@@ -132,8 +134,9 @@ def read_file(file: EncodedImage, *, max_pixels: int = MAX_PIXELS) -> bytes:
                 # Asked for first, and no more is read: files of the kernel have no bytes, and some of them no end.
                 size = os.fstat(opened.fileno()).st_size
                 check_bytes(size, max_pixels)
-                _check_beginning(opened.read(min(size, _BEGINNING)))
-                opened.seek(0)
+                if size > _LARGE:
+                    _check_beginning(opened.read(_BEGINNING))
+                    opened.seek(0)
                 return opened.read(size)
         parts: list[bytes] = []
         while part := file.read(2**20):

@@ -111,7 +111,7 @@ class Inventory:
                     pool.map(lambda pair: _digest_of_image(source, pair[1]), touched)
                 )
         for before, i in touched:
-            if self.digest_N[before] == 0 or self.digest_N[before] != now.digest_N[i]:
+            if self.digest_N[before] != now.digest_N[i]:
                 found.changed.append(now.names[i])
         return found
 

@@ -22,7 +22,9 @@ def fitting_batch_size(training: Training) -> int | None:
     """
     parts = training.config.optimisation.accumulate
     size = training.batch_size // 2
-    training.accelerated = None  # what it captured stays in memory
+    if training.accelerated is not None:
+        training.accelerated.graphs.clear()  # what was captured stays in memory
+    training.accelerated = None
     while size >= 2 * parts and not ranks.active():
         size -= size % parts
         if _fits(training, size):

@@ -140,14 +140,15 @@ class Training:
         while self.epoch < self.config.optimisation.epochs:
             started, first_step = time.monotonic(), self.step_in_epoch
             batches = self._batches(self.batches_of_rank(self.epoch)[first_step:], started)
-            first_batch = next(batches)  # before anything changes: if it cannot be read, the run is saved as it is
+            # Before anything changes: if it cannot be read, the run is saved as it is. None where all updates are done.
+            first_batch = next(batches, None)
             if self.clustering_active and first_step == 0:
                 # E step: assign the images to the centroids of the last epoch. M step: directions and concentrations.
                 self.log_likelihood, *_ = [c.expectation_and_maximisation(self.samples()) for c in self.clusterings]
             if first_step == 0:
                 self.tally.reset()
             self._clustered = None  # its memory is needed for the updates
-            for batch in itertools.chain([first_batch], batches):
+            for batch in itertools.chain([] if first_batch is None else [first_batch], batches):
                 number = self.epoch * self.steps_per_epoch + self.step_in_epoch
                 self.step(batch, number, clustered=self.clustering_active)
                 self.step_in_epoch += 1

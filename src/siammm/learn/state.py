@@ -92,7 +92,7 @@ def restore(training: Training, tensors: dict[str, Tensor], facts: dict[str, Any
     training.epoch, training.step_in_epoch = int(facts["epoch"]), int(facts["step_in_epoch"])
     training.seconds, training.log_likelihood = float(facts["seconds"]), float(facts["log_likelihood"])
     same_updates = facts.get("steps_per_epoch", training.steps_per_epoch) == training.steps_per_epoch
-    if not same_updates or (then is not None and then != ids):
+    if carry_over or not same_updates or (then is not None and then != ids):
         training.step_in_epoch = 0
     if new_rows:
         _embed_new(training, new_rows)

@@ -223,6 +223,11 @@ class Run:
         """How images are shown to the encoder without augmentation."""
         return self._header[1]
 
+    @property
+    def trained_epochs(self) -> int:
+        """How many epochs its results are of; a run that is being continued has fewer than its settings say."""
+        return self._header[0].optimisation.epochs
+
     @cached_property
     def _network_file(self) -> Path:
         exported = self.path / files.NETWORKS

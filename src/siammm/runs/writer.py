@@ -92,7 +92,7 @@ class RunWriter:
         # The folder itself stays: it may be a link, or a volume that cannot be removed.
         for earlier in list(self.path.iterdir()) if self.path.exists() else ():
             is_old = self._is_new and earlier.name in files.RUN_NAMES
-            if not is_old and not is_leftover(earlier.name, files.RUN_NAMES):
+            if not is_old and not is_leftover(earlier.name, files.RUN_NAMES | {files.LOCK}):
                 continue
             if earlier.is_dir() and not earlier.is_symlink():
                 shutil.rmtree(earlier)

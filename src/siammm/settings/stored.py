@@ -17,6 +17,8 @@ from siammm.settings.training import TrainConfig
 _CHANGEABLE = frozenset({"data", "device", "workers", "save_every", "tensorboard", "probe"})
 # ... and the course of the rest: how long it is, and how fast.
 _COURSE = frozenset({"epochs", "learning_rate", "warmup_epochs"})
+# What follows from the number of epochs once that has changed.
+_FOLLOWING = frozenset({"cluster_after", "queue_after"})
 # What a command is told to do, which is no setting of the run.
 _OF_THE_COMMAND = frozenset({"overwrite", "resume", "resume_if_exists", "allow_data_change"})
 
@@ -41,11 +43,14 @@ def starting_point(stored: TrainConfig) -> TrainConfig:
     )
 
 
-def resumed(config: TrainConfig, stored: TrainConfig) -> tuple[TrainConfig, dict[str, tuple[Any, Any]]]:
+def resumed(
+    config: TrainConfig, stored: TrainConfig, *, was_changed: bool = False
+) -> tuple[TrainConfig, dict[str, tuple[Any, Any]]]:
     """The stored settings of the run ``config.resume``, with those that may change taken from ``config``.
 
     Also what changes of the course of training, with the old and the new value. The command line starts from the stored
-    settings, so what differs was asked for.
+    settings, so what differs was asked for; except with ``resume_if_exists``, whose command is that of the first start.
+    If the run ``was_changed`` since, some of its settings follow from that change and are kept.
     """
     assert config.resume is not None
     started = starting_point(stored)
@@ -53,7 +58,10 @@ def resumed(config: TrainConfig, stored: TrainConfig) -> tuple[TrainConfig, dict
     refused: list[str] = []
     for name in setting_homes():
         given, before = value_of(config, name), value_of(started, name)
-        if given == before or name in _OF_THE_COMMAND or (name == "output" and _same_place(given, config.resume)):
+        follows = name in _FOLLOWING or (name == "n_components" and given is None)  # the latter from the images
+        if given == before or (was_changed and config.resume_if_exists and follows):
+            continue
+        if name in _OF_THE_COMMAND or (name == "output" and _same_place(given, config.resume)):
             continue
         if name in _CHANGEABLE | _COURSE:
             changed[name] = given
