@@ -61,7 +61,7 @@ def too_few() -> str:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    with processes.setup("cpu", timeout=timedelta(seconds=30)) as context:
+    with processes.setup("cpu", timeout=timedelta(seconds=120)) as context:
         mine = torch.full((2, 3), float(context.rank), requires_grad=True)
         found = {
             "norms": {case.name: normalised(case, context) for case in cases.CASES},

@@ -70,7 +70,7 @@ def done(case: dict[str, Any], folder: Path) -> dict[str, Any]:
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    with processes.setup("cpu", timeout=timedelta(seconds=30)) as context:
+    with processes.setup("cpu", timeout=timedelta(seconds=120)) as context:
         for case in json.loads((folder / "cases.json").read_text()):
             found = done(case, folder)
             (folder / f"{case['name']}.{context.rank}.json").write_text(json.dumps(found))

@@ -41,11 +41,11 @@ class Command:
         """Send a signal."""
         os.kill(self.pid, number)
 
-    def wait(self, timeout: float = 60.0) -> int:
+    def wait(self, timeout: float = 240.0) -> int:
         """The exit code, as ``subprocess`` gives it; a command that takes longer is killed, with its children."""
         return int(self.nursery.ask({"wait": self.pid, "timeout": timeout})["code"])
 
-    def wait_for(self, text: str, timeout: float = 60.0) -> None:
+    def wait_for(self, text: str, timeout: float = 240.0) -> None:
         """Until the command has printed this."""
         until = time.monotonic() + timeout
         while text not in self.err + self.out:
@@ -66,7 +66,7 @@ class Command:
         path = self.cwd / name
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
-    def refusal(self, timeout: float = 60.0) -> str:
+    def refusal(self, timeout: float = 240.0) -> str:
         """The one sentence that the command ends with, and exit code 2."""
         code, text = self.wait(timeout), self.err
         assert code == 2, f"exit code {code}: {text}"

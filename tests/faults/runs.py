@@ -64,7 +64,7 @@ def stopped_run(folder: Path) -> Path:
     path = folder / "run"
     with living("train", str(images), "--output", str(path), *SETTINGS, *LONG, until=path / "metrics.jsonl") as process:
         process.send_signal(signal.SIGTERM)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=240)
     assert process.returncode == 143, error
     assert sorted(entry.name for entry in path.iterdir()) == [
         "checkpoints", "config.json", "inventory.parquet", "metrics.jsonl"

@@ -28,7 +28,7 @@ def arguments(tmp_path: Path) -> list[str]:
 
 def wait_for_an_epoch(command: Command, terminal: int | None = None) -> None:
     """Until one is over; a terminal is read meanwhile, as otherwise the command would wait for that."""
-    path, until = command.cwd / "run" / files.METRICS, time.monotonic() + 60
+    path, until = command.cwd / "run" / files.METRICS, time.monotonic() + 240
     while not path.exists() or not path.read_text():
         assert time.monotonic() < until, command.err
         if terminal is not None and select.select([terminal], [], [], 0)[0]:

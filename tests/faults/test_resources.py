@@ -42,11 +42,13 @@ def test_a_reader_that_is_killed(nursery: Nursery, tmp_path: Path) -> None:
     write_folder(tmp_path, example_images(24, size=(8, 8)))
     arguments = ["train", "images", *TINY, "--output", "run", "--loader", "streaming", "--workers", "2"]
     command = nursery.start([*arguments, "--epochs", "40"], cwd=tmp_path)
-    metrics, until = tmp_path / "run" / files.METRICS, time.monotonic() + 60
+    metrics, until = tmp_path / "run" / files.METRICS, time.monotonic() + 240
     while not metrics.exists():
         assert time.monotonic() < until, command.err
         time.sleep(0.01)
-    os.kill(children(command.pid)[0], signal.SIGKILL)
+    while not (readers := children(command.pid)):  # between two epochs there are none
+        assert time.monotonic() < until, command.err
+    os.kill(readers[0], signal.SIGKILL)
     sentence = " ".join(command.err.split()) if command.wait() == 2 else f"no error: {command.err}"
     assert "A process that reads images was killed" in sentence
     assert sentence.endswith("continue with: siammm train --resume run.")

@@ -102,7 +102,7 @@ def test_a_process_whose_lock_was_taken_stops_writing(tmp_path: Path, monkeypatc
     flags = ["train", str(images), *runs.SETTINGS, *runs.LONG, "--output", "run"]
     with runs.living(*flags, until=path / "metrics.jsonl") as process:
         (path / ".lock").write_text(owner(pid=77))
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=240)
     assert process.returncode == 2
     assert "Process 77 on" in runs.one_sentence(error)
 
