@@ -4,8 +4,8 @@
     python benchmarks/number_of_groups.py table --cells FOLDER
 
 An EMBEDDINGS file holds ``embeddings`` (N, D) and ``labels`` (N,); its name says which set and which encoder. ``run``
-takes all classes and random subsets of so many classes, at most ``--rows`` samples of each, and writes one JSON file
-per set, rule and seed; what is there is not run again. ``table`` gathers what is there.
+takes all classes and random subsets of so many classes, at most ``--rows`` samples of each, and writes one file of JSON
+lines per set, a line for each rule; what is there is not run again. ``table`` gathers what is there.
 
 Which sets are for development and which for judging stands in ``DEVELOP``: a rule or a constant may have seen those,
 and no others.
@@ -33,7 +33,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     running, table = commands.add_parser("run"), commands.add_parser("table")
     for command in (running, table):
-        command.add_argument("--cells", type=Path, required=True, help="folder of the JSON files")
+        command.add_argument("--cells", type=Path, required=True, help="folder of the files of JSON lines")
     running.add_argument("embeddings", type=Path, nargs="+")
     running.add_argument("--classes", type=int, nargs="*", default=[], help="also subsets of so many classes")
     running.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -67,8 +67,8 @@ def run(options: argparse.Namespace) -> None:
 def cell(folder: Path, name: str, rule: str, seed: int, x_ND: np.ndarray, label_N: np.ndarray) -> None:
     """One rule on one set, written to its file."""
     true_k = len(np.unique(label_N))
-    path = folder / f"{name}-{true_k}-{seed}-{''.join(c if c.isalnum() else '-' for c in rule)}.json"
-    if path.exists():
+    path = folder / f"{name}.jsonl"
+    if (*place({"set": name, "classes": true_k, "seed": seed}), rule) in {(*place(c), c["rule"]) for c in read(path)}:
         return
     start = time.perf_counter()
     found_N = group_rules.labels_of(rule, x_ND, seed, true_k)
@@ -79,8 +79,14 @@ def cell(folder: Path, name: str, rule: str, seed: int, x_ND: np.ndarray, label_
         "found": len(np.unique(found_N)), "ami": scores.ami, "accuracy": scores.hungarian_accuracy,
         "seconds": round(seconds, 2), "commit": record.commit(), "hardware": record.hardware(),
     }  # fmt: skip
-    path.write_text(json.dumps(figures, indent=1) + "\n")
+    with path.open("a") as file:
+        file.write(json.dumps(figures) + "\n")
     print(f"{name:24s} {true_k:4d} {rule:28s} {figures['found']:4d} {scores.ami:.3f} {seconds:.1f} s", flush=True)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The cells of a set that are there."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def place(figures: dict[str, Any]) -> tuple[str, int, int]:
@@ -94,7 +100,7 @@ def is_right(found: int, classes: int) -> bool:
 
 
 def show(options: argparse.Namespace) -> None:
-    cells = [json.loads(path.read_text()) for path in sorted(options.cells.glob("*.json"))]
+    cells = [figures for path in sorted(options.cells.glob("*.jsonl")) for figures in read(path)]
     order = [*group_rules.RULES, *group_rules.TOLD]
     body: list[str] = []
     for half in ("develop", "judge"):

@@ -152,7 +152,7 @@ def test_what_one_rank_refuses_every_rank_refuses(spoil: str, two: dict[str, Fou
     """At once, and the rank at fault says what is wrong; none waits for the others."""
     for rank in two[spoil]:
         assert rank["type"] == "InputError"
-        assert rank["seconds"] < 5
+        assert rank["seconds"] < 15
     assert SPOILT[spoil] in str(two[spoil][1]["error"])
     if spoil in ("nan", "zero-dimensional"):  # what concerns the shards of all is said by all
         assert "Rank 1 cannot use its input" in str(two[spoil][0]["error"])
