@@ -141,6 +141,7 @@ def _serve() -> list[str]:
         else:
             pid = os.fork()
             if pid == 0:
+                signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
                 _become(order)
                 return order["arguments"]
             answer = {"pid": pid}
