@@ -150,7 +150,7 @@ def _resume(config: TrainConfig, context: Context, stack: contextlib.ExitStack) 
         begun = run.checkpoint()
         epoch, step = _reached(begun, settings)
         inventory = Inventory.of(source) if context.rank == 0 else None
-        if inventory is not None or context.rank == 0:
+        if context.rank == 0:
             differences = _differences(run, source, inventory)
     carry_over = bool(ranks.broadcast_int(int(differences is not None), context.device))
     with ranks.refused_together(context.device):
