@@ -18,9 +18,10 @@ $(INSTALLED): pyproject.toml
 demo: $(INSTALLED)  ## cluster scikit-learn's digits and show what was found
 	$(BIN)/siammm demo
 
-# Two files of tests at a time, each on one thread: quicker on two cores than one file on both.
+# Two tests at a time, each on one thread: quicker on two cores than one test on both. Each process takes half of the
+# tests in their order, and one that is done takes half of what the other has left.
 test: $(INSTALLED)  ## the default suite: no GPU, no network, under ten minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist worksteal
 
 test-slow: $(INSTALLED)  ## everything that runs without a GPU
 	$(BIN)/python -m pytest -m 'not gpu'

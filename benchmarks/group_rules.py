@@ -28,7 +28,7 @@ from sklearn.mixture import GaussianMixture
 
 from siammm import VonMisesFisherMixture
 from siammm.metrics import clustering_scores
-from siammm.mixture.groups import communities
+from siammm.mixture.graph import communities
 
 Labels = np.ndarray
 RESOLUTIONS = 0.15 * 1.35 ** np.arange(14)
@@ -235,7 +235,7 @@ def by_eigengap(x_ND: np.ndarray, seed: int) -> Labels:
 def by_merging(x_ND: np.ndarray, seed: int, *, start: int = 100, groups: bool) -> Labels:
     """What ``merge="auto"`` ends with, or its groups."""
     mixture = VonMisesFisherMixture(min(start, len(x_ND) // 4), merge="auto", random_state=seed).fit(x_ND)
-    return mixture.groups(x_ND).label_K[mixture.labels_] if groups else mixture.labels_
+    return mixture.groups(x_ND).predict(x_ND, mixture.labels_) if groups else mixture.labels_
 
 
 def by_silhouette(x_ND: np.ndarray, seed: int) -> Labels:
@@ -259,7 +259,7 @@ def by_bic(x_ND: np.ndarray, seed: int) -> Labels:
 def by_umap(x_ND: np.ndarray, seed: int, *, smallest: int) -> Labels:
     """HDBSCAN of UMAP's map; what it calls noise is one more cluster."""
     rows = _map(x_ND.tobytes(), len(x_ND), seed)
-    return HDBSCAN(min_cluster_size=smallest, copy=True).fit_predict(rows) + 1
+    return HDBSCAN(min_cluster_size=min(smallest, len(rows) // 2), copy=True).fit_predict(rows) + 1
 
 
 @lru_cache(maxsize=1)  # its settings share a map
@@ -276,7 +276,7 @@ def told(x_ND: np.ndarray, seed: int, *, k: int) -> Labels:
 
 RULES: dict[str, Callable[[np.ndarray, int], Labels]] = {
     "merge=auto": partial(by_merging, groups=False),
-    "its groups": partial(by_merging, groups=True),
+    "siammm, groups": partial(by_merging, groups=True),
     "graph, modularity": by_modularity,
     "graph, 30 neighbours": partial(by_modularity, count=30),
     "graph, against one Gaussian": by_comparison,

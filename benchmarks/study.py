@@ -6,8 +6,9 @@
 A study is a JSON file: its question, the predictions made before it ran, what all cells share, the cells, the seeds.
 Each cell and seed is one call of ``train_cifar.py``, whose record becomes ``OUT/<cell>-<seed>.json``: cells that have
 one are not run again, so partial tables add up. All cells of a seed come before those of the next, so that what is
-there is paired. ``table`` writes a result with the mean and deviation over the seeds, and the paired difference from
-the study's baseline.
+there is paired. With ``"keep": true`` among what they share, features and clusters of the training images are kept
+beside the records, for an audit or ``number_of_groups.py``. ``table`` writes a result with the mean and deviation over
+the seeds, and the paired difference from the study's baseline.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def command(study: dict[str, Any], cell: str, seed: int, data: str, folder: Path
     words += ["--preset", shared["preset"]] if "preset" in shared else []
     words += ["--validation", str(shared["validation"])] if "validation" in shared else []
     words += ["--images", str(shared["images"])] if "images" in shared else []
+    words += ["--keep"] if shared.get("keep") else []
     words += ["--seed", str(seed), "--output", str(folder)]
     words += ["--set", *(f"{name}={value}" for name, value in settings.items())] if settings else []
     return [sys.executable, "-u", str(HERE / "train_cifar.py"), *words]
@@ -106,6 +108,8 @@ def run(study: dict[str, Any], data: str, output: Path, at_once: int, ends: floa
             lines = (folder / "log").read_text(errors="replace").splitlines()
             print(f"{cell}, seed {seed}: {'done' if found else 'stopped'}; {lines[-1] if lines else ''}", flush=True)
             if found:
+                for kept in folder.glob("*.npz"):
+                    os.replace(kept, output / f"{cell}-{seed}.npz")
                 os.replace(found, output / f"{cell}-{seed}.json")
                 shutil.rmtree(folder)
 

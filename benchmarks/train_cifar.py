@@ -117,6 +117,21 @@ def split(folder: Path, n_images: int | None, held_out: float | None) -> tuple[S
     return open_source(x[rest]), y[rest], open_source(other), other_labels
 
 
+@torch.no_grad()
+def view_embeddings(training: Training, number: int) -> np.ndarray:
+    """Unit embeddings of an augmented view of each training image; those of one number share a stream of chance."""
+    loader, network = training.loader, training.network
+    encoder = network.momentum_encoder or network.encoder
+    epoch, which = training.config.optimisation.epochs + 1 + number // 2, number % 2  # views that no update has seen
+    network.eval()
+    rows: list[torch.Tensor] = []
+    for batch in loader.batches(epoch, torch.arange(loader.n_images).split(2048)):
+        view = loader.views(batch, training.config.run.random_state, epoch)[which]
+        with torch.autocast(training.device.type, torch.bfloat16, enabled=training.autocast):
+            rows.append(encoder.forward(view).float())
+    return torch.nn.functional.normalize(torch.cat(rows), dim=1).half().cpu().numpy()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
@@ -134,6 +149,7 @@ def main() -> None:
     parser.add_argument(
         "--keep", action="store_true", help="also keep the encoder, and features and clusters for an audit"
     )
+    parser.add_argument("--views", type=int, default=0, help="with --keep: embeddings of so many augmented views, too")
     args = parser.parse_args()
     method, changes = RECIPES[args.recipe]
     epochs = args.epochs or PRESETS[args.preset].optimisation.epochs
@@ -181,9 +197,9 @@ def main() -> None:
         found |= {"n_clusters": trained.mixture.n_components_, "n_clusters_at_start": training.clustering.n_start}
         names = ("ami", "nmi", "ari", "hungarian_accuracy", "majority_accuracy")
         found |= {name: getattr(scores, name) for name in names}
-        if trained.groups is not None:
-            grouped = clustering_scores(labels, trained.groups.label_K[trained.clusters])
-            found |= {"n_groups": trained.groups.n_groups, "modularity": trained.groups.modularity}
+        if trained.groups is not None and trained.group_labels is not None:
+            grouped = clustering_scores(labels, trained.group_labels)
+            found |= {"n_groups": trained.groups.n_groups, "groups_ratio": trained.groups.ratio}
             found |= {f"groups_{name}": getattr(grouped, name) for name in names}
         found["k_curve"] = [row.get("n_clusters") for row in training.metrics]
     print(json.dumps({key: value for key, value in found.items() if key != "k_curve"}), flush=True)
@@ -200,6 +216,8 @@ def main() -> None:
             "labels": labels,
             "embeddings": trained.embeddings.astype(np.float16),
         }
+        if args.views:
+            kept["views"] = np.stack([view_embeddings(training, number) for number in range(args.views)])
         if trained.mixture is not None:
             shares = trained.mixture.predict_proba(trained.embeddings)
             kept |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from siammm.mixture import vmf
+from tests.nursery import Nursery
 
 # Tests that need a GPU also run from a bare checkout, where tyro may be absent.
 HAS_TYRO = importlib.util.find_spec("tyro") is not None
@@ -69,6 +71,15 @@ def _one_thread() -> Iterator[None]:
 
 one_thread = pytest.fixture(_one_thread, name="one_thread")
 one_thread_per_module = pytest.fixture(_one_thread, name="one_thread_per_module", scope="module")
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Starts commands and programs as processes of their own."""
+    if sys.platform == "win32":
+        pytest.skip("processes are forked, which Windows cannot")
+    with Nursery() as nursery:
+        yield nursery
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ def benched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_it_prints_what_was_measured(benched: tuple[Path, str]) -> None:
     printed = benched[1]
+    assert printed.splitlines()[-1] == "Next: siammm train photos/ --preset demo"
     for wanted in (
         "conv-small at 8 pixels", "images per second, full step", "without the cluster loss",
         "share of the device's peak",

@@ -10,36 +10,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from siammm.cli import main
 from siammm.data.contents import holds_images
 from siammm.runs.models import Model
+from tests.clustered import QUICK, N, four_kinds, write_photos
 from tests.commands import refused
 from tests.export.runs import trained_run
 
 pytestmark = pytest.mark.usefixtures("one_thread", "here")
 
-N = 40
-QUICK = ["--image-size", "32", "--n-components", "4", "--merge", "none", "--device", "cpu"]
-
 
 @pytest.fixture(scope="module")
 def pixels() -> np.ndarray:
-    """Four kinds of images: stripes across and down, a gradient, noise."""
-    random = np.random.default_rng(0)
-    across, down = np.meshgrid(np.arange(32), np.arange(32))
-    kinds = [across // 4 % 2 * 255, down // 4 % 2 * 255, (across + down) * 4, random.integers(0, 256, (32, 32))]
-    images = np.stack([kinds[i % 4] for i in range(N)])[..., None].repeat(3, axis=3)
-    return np.clip(images + random.normal(0, 20, images.shape), 0, 255).astype(np.uint8)
+    return four_kinds()
 
 
 @pytest.fixture
-def photos(pixels: np.ndarray, here: Path) -> str:
-    for i, image in enumerate(pixels):
-        folder = here / "photos" / f"kind{i % 4}"
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(folder / f"{i:02}.png")
+def photos(here: Path) -> str:
+    write_photos(here)
     return "photos/"
 
 
@@ -65,8 +54,10 @@ def test_a_folder_of_images(photos: str, capsys: pytest.CaptureFixture[str]) -> 
     assert "clusters in 40 images" in printed
     assert sorted(path.name for path in Path().iterdir()) == ["photos", "photos-clusters"]
     output = Path("photos-clusters")
-    written = ["assignments.parquet", "embeddings.parquet", "mixture.safetensors", "summary.json"]
+    written = ["assignments.parquet", "embeddings.npy", "embeddings.parquet", "mixture.safetensors", "summary.json"]
     assert sorted(path.name for path in output.iterdir()) == written
+    steps = [f"siammm {name} photos-clusters" for name in ("report", "explore", "sort")]
+    assert printed.endswith(f"Next: {' or '.join(steps)} --to FOLDER")
     rows = pq.read_table(output / "assignments.parquet")
     expected = ["id", "cluster", "group", "probability", "outlier_score", "label", "filepath"]
     assert rows.column_names == expected

@@ -284,6 +284,7 @@ def test_tables_side_by_side(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert printed.err == ""
     assert "differ" not in printed.out  # the same samples, whatever encoder embedded them
     assert "*" in printed.out
+    assert printed.out.splitlines()[-1] == "Next: siammm report RUN --compare OTHER"
     text = Path("t.md").read_text()
     assert text.startswith("| protocol | figure | ")
     assert "**1.0000**" in text

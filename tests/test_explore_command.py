@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import urllib.request
 from pathlib import Path
 
 import pytest
 
 from siammm.cli import main
+from tests.nursery import Nursery
 from tests.report.made_runs import made_run
 
 
@@ -38,34 +35,20 @@ def test_what_cannot_be_served_is_said_in_one_sentence(tmp_path: Path, capsys: p
             assert said.count("\n") == 1
 
 
-def test_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+def test_it_serves_until_it_is_interrupted(nursery: Nursery, tmp_path: Path) -> None:
     folder = made_run(tmp_path, n=40)
-    command = [sys.executable, "-m", "siammm", "explore", str(folder), "--port", "0", "--no-open", "--device", "cpu"]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env=environment,
-        # A shell that starts the tests in the background has them ignore Ctrl-C, and all that they start.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:
-        assert process.stdout is not None
-        watch = threading.Timer(60, process.kill)  # should it never say where it is
-        watch.start()
-        try:
-            address = re.compile(r"at (http://127\.0\.0\.1:\d+/[\w-]+/); stop with Ctrl-C")
-            told = (address.search(line) for line in process.stdout)
-            url = next(found.group(1) for found in told if found)
-            with urllib.request.urlopen(url, timeout=10) as answer:
-                assert answer.read().startswith(b"<!doctype html>")
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=20)
-        finally:
-            watch.cancel()
-            process.kill()
-    assert process.returncode == 0
-    assert "Stopped." in out
-    assert err == ""
+    arguments = ["explore", str(folder), "--port", "0", "--no-open", "--device", "cpu"]
+    process = nursery.start(arguments, cwd=tmp_path)
+    try:
+        process.wait_for("stop with Ctrl-C", timeout=60)
+        address = re.search(r"at (http://127\.0\.0\.1:\d+/[\w-]+/); stop with Ctrl-C", process.out)
+        assert address is not None, process.out
+        with urllib.request.urlopen(address.group(1), timeout=10) as answer:
+            assert answer.read().startswith(b"<!doctype html>")
+        process.signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+    assert "Stopped." in process.out
+    assert process.out.splitlines()[-1] == f"Next: siammm report {folder}"
+    assert process.err == ""

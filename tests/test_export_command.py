@@ -35,6 +35,7 @@ def test_everything(made: Path, here: Path, capsys: pytest.CaptureFixture[str]) 
     said = " ".join(capsys.readouterr().out.split())
     for what in ("tables", "onnx", "encoder", "Written to first-export"):
         assert what in said
+    assert said.endswith("Next: siammm embed first-export --data FOLDER")
     folder = here / "first-export"
     assert {path.name for path in folder.iterdir()} == files.EXPORT_NAMES
     model = SiamMM.from_pretrained(folder, device="cpu")

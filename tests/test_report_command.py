@@ -106,11 +106,11 @@ def test_a_size_for_thumbnails(run: Path, here: Path) -> None:
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere does not exist, but a run is a folder; give one that siammm train wrote."),
-        (["clustered"], "clustered was written by siammm cluster, which keeps no encoder"),
+        (["no-summary"], "no-summary is a folder, but no run: it has no encoder.safetensors, and no summary.json of"),
         (["empty"], "empty is a folder, but no run: it has no encoder.safetensors"),
         (["unfinished"], "The run unfinished has not finished; continue with: siammm train --resume unfinished."),
         (["RUN", "--data", "gone"], "gone does not exist; check the path."),
-        (["RUN", "--data", "digits"], "The images in digits are not those that the run was trained on"),
+        (["RUN", "--data", "digits"], "The images in digits are not those of the run"),
         (["RUN", "--compare", "nowhere"], "nowhere does not exist"),
         (["RUN", "--audit", "empty"], "There is no audit in empty"),
         (["RUN", "--evaluation", "empty"], "There is no evaluation of empty"),
@@ -126,7 +126,7 @@ def test_what_cannot_be_shown_is_said_in_one_sentence(
     arguments: list[str], message: str, run: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "empty").mkdir()
-    for name, gone in (("clustered", ["config.json", "encoder.safetensors"]), ("unfinished", ["encoder.safetensors"])):
+    for name, gone in (("no-summary", ["config.json", "encoder.safetensors"]), ("unfinished", ["encoder.safetensors"])):
         shutil.copytree(run, here / name)
         for file in gone:
             (here / name / file).unlink()

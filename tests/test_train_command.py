@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,7 @@ from siammm.settings.training import TrainConfig
 from tests.commands import TINY as SETTINGS
 from tests.data.image_sets import example_images, write_folder, write_npz
 from tests.learn.small_runs import TIMINGS
+from tests.nursery import Nursery
 
 LEFT = [
     "assignments.parquet", "checkpoints", "config.json", "embeddings.npy", "encoder.safetensors",
@@ -143,7 +141,9 @@ def test_without_clusters_there_is_no_mixture(images: Path, capsys: pytest.Captu
     assert main(["train", str(images), *SETTINGS, "--cluster-loss", "none", "--epochs", "1"]) == 0
     left = sorted(path.name for path in Path("images-run").iterdir())
     assert left == ["checkpoints", "config.json", "encoder.safetensors", "inventory.parquet", "metrics.jsonl"]
-    assert "Everything is in images-run" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Everything is in images-run" in printed
+    assert printed.splitlines()[-1] == "Next: siammm evaluate images-run"
 
 
 def test_without_labels_nothing_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,28 +228,18 @@ def test_a_second_interrupt_stops_at_once(
     assert capsys.readouterr().err.endswith("siammm: interrupted.\n")
 
 
-def test_as_a_process_that_is_terminated(images: Path) -> None:
+def test_as_a_process_that_is_terminated(nursery: Nursery, images: Path) -> None:
     """The real thing: SIGTERM at some moment, exit code 143, and the same losses as without it at the end."""
-    arguments = [*SETTINGS, "--epochs", "12"]
-    command = [sys.executable, "-m", "siammm", "train"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*command, str(images), *arguments, "--output", "run"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
-    try:
-        deadline = time.monotonic() + 60
-        while not Path("run/metrics.jsonl").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.terminate()
-        _, error = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 143, error
-    assert "Traceback" not in error
-    assert error.splitlines()[-1].endswith("continue with: siammm train --resume run")
-    assert 1 <= len(metrics("run")) < 12
+    arguments = [*SETTINGS, "--epochs", "8"]
+    process = nursery.start(["train", str(images), *arguments, "--output", "run"], cwd=Path())
+    deadline = time.monotonic() + 60
+    while not Path("run/metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 143, process.err
+    assert "Traceback" not in process.err
+    assert process.err.splitlines()[-1].endswith("continue with: siammm train --resume run")
+    assert 1 <= len(metrics("run")) < 8
     assert main(["train", "--resume", "run"]) == 0
     assert main(["train", str(images), *arguments, "--output", "whole"]) == 0
     assert metrics("run") == metrics("whole")

@@ -40,6 +40,7 @@ _COMMANDS: dict[str, type] = {
     "audit": commands.AuditConfig,
     "report": commands.ReportConfig,
     "explore": commands.ExploreConfig,
+    "sort": commands.SortConfig,
     "export": commands.ExportConfig,
     "bench": commands.BenchConfig,
 }

@@ -69,8 +69,12 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         How many clusters were found.
     labels_ : array of shape (n_images,)
         The cluster of every image that ``fit`` was given; -1 for those that could not be read.
+    n_groups_ : int
+        How many kinds of images there are: groups of clusters, or the clusters if no other groups were found.
+    group_labels_ : array of shape (n_images,)
+        The group of every image that ``fit`` was given; -1 for those that could not be read.
     groups_ : Groups
-        Which clusters belong together, as ``VonMisesFisherMixture.groups`` says; ``groups_.n_groups`` of them.
+        The groups, which also give new embeddings their group (``groups_.predict``).
     mixture_ : VonMisesFisherMixture
         The clusters, in the space of the embeddings.
     network_ : SiameseNetwork
@@ -88,6 +92,8 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
 
     n_clusters_: int
     labels_: np.ndarray
+    n_groups_: int
+    group_labels_: np.ndarray
     groups_: Groups
     mixture_: VonMisesFisherMixture
     network_: SiameseNetwork
@@ -138,8 +144,9 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         self.config_, self.network_, self.mixture_ = config, trained.network.eval(), trained.mixture
         self.metrics_, self._view = trained.metrics, trained.clean_view
         self.n_clusters_, self.groups_ = int(trained.mixture.n_components_), trained.groups
-        self.labels_ = np.full(len(source), -1, dtype=np.int64)
-        self.labels_[training.loader.sample_N.numpy()] = trained.clusters
+        self.n_groups_, read_N = trained.groups.n_groups, training.loader.sample_N.numpy()
+        self.labels_, self.group_labels_ = (np.full(len(source), -1, dtype=np.int64) for _ in range(2))
+        self.labels_[read_N], self.group_labels_[read_N] = trained.clusters, trained.group_labels
         return self
 
     def transform(self, X: Images) -> np.ndarray:
@@ -156,7 +163,7 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         return self.mixture_.predict(embeddings)
 
     def predict_proba(self, X: Images) -> Any:
-        """The share of every image that each cluster has: sparse, as in ``VonMisesFisherMixture``."""
+        """The soft assignment of each image to the clusters, a sparse matrix as in ``VonMisesFisherMixture``."""
         embeddings = self.embed(X)
         return self.mixture_.predict_proba(embeddings)
 
@@ -180,7 +187,7 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
     def load(cls, path: str | Path, *, device: str = "auto") -> Self:
         """Read what ``save``, ``save_pretrained``, ``siammm train`` or ``siammm export`` wrote into a folder.
 
-        ``labels_`` and ``groups_`` are not restored.
+        ``labels_`` and what belongs to groups are not restored.
         """
         with processes.setup(device) as context:
             run = Run.open(path, device=context.device)

@@ -2,46 +2,41 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.nursery import Nursery
+
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def run_ranks(worker: str, folder: Path, world: int, *, timeout: float) -> None:
+def run_ranks(nursery: Nursery, worker: str, folder: Path, world: int, *, timeout: float) -> None:
     """Run a script of this folder, with ``folder`` as its argument, in so many processes as torchrun would start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, str(Path(__file__).with_name(worker)), str(folder)]
-    logs = [(folder / f"rank{rank}.log").open("w+") for rank in range(world)]
+    program = Path(__file__).with_name(worker)
     running = [
-        subprocess.Popen(command, env=_environment(rank, world, port), stdout=log, stderr=subprocess.STDOUT)
-        for rank, log in enumerate(logs)
-    ]
+        nursery.start_program(
+            program, [str(folder)], cwd=folder, stdout=f"rank{rank}.out", stderr=f"rank{rank}.err",
+            environment=_environment(rank, world, port),
+        )
+        for rank in range(world)
+    ]  # fmt: skip
     try:
-        for process in running:
-            process.wait(timeout=timeout)
+        codes = [rank.wait(timeout) for rank in running]
     finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    texts = []
-    for log in logs:
-        with log:
-            log.seek(0)
-            texts.append(log.read())
-    assert [process.returncode for process in running] == [0] * world, "\n".join(texts)
+        for rank in running:
+            rank.kill()
+    said = "\n".join(rank.out + rank.err for rank in running)
+    assert codes == [0] * world, said
+    assert "UserWarning" not in said, said
 
 
 def _environment(rank: int, world: int, port: int) -> dict[str, str]:
     """What torchrun sets."""
-    return os.environ | {
+    return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": LOOPBACK, "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
+        "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": LOOPBACK,
     }  # fmt: skip

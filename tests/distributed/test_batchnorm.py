@@ -16,16 +16,17 @@ from siammm.learn.batchnorm import SynchronisedBatchNorm, synchronised
 from siammm.learn.optim import build_optimiser
 from tests.distributed import batchnorm_cases as cases
 from tests.distributed.launch import run_ranks
+from tests.nursery import Nursery
 
 WORLD = 2
 JOINED = ("out", "grad", "evaluated")
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def two(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks found."""
     folder = tmp_path_factory.mktemp("batchnorm")
-    run_ranks("batchnorm_worker.py", folder, WORLD, timeout=200)
+    run_ranks(nursery, "batchnorm_worker.py", folder, WORLD, timeout=200)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(WORLD)]
 
 

@@ -18,11 +18,12 @@ from sklearn.datasets import make_blobs
 
 from siammm import GaussianMixture, VonMisesFisherMixture
 from tests.conftest import Known, known_mixture
-from tests.distributed.launch import LOOPBACK, ROOT, run_ranks
+from tests.distributed.launch import LOOPBACK, run_ranks
+from tests.nursery import ROOT, Nursery
 
 Found = list[dict[str, Any]]
 
-# Every rank of a world runs all the cases in one go: most of the time goes to starting Python and torch.
+# Every rank of a world runs all the cases in one go.
 FITS: dict[str, dict[str, Any]] = {
     "twenty": {"kind": "vmf", "data": "twenty", "parameters": {"n_components": 20}},
     "nearest": {"kind": "vmf", "data": "small", "parameters": {"n_components": 6}},
@@ -52,19 +53,21 @@ def data(twenty: Known, small: Known) -> dict[str, np.ndarray]:
     return {"twenty": twenty.X, "small": small.X, "blobs": make_blobs(900, 5, centers=6, random_state=1)[0] + 100}
 
 
-def launched(folder: Path, data: dict[str, np.ndarray], cases: list[dict[str, Any]], world: int) -> dict[str, Found]:
+def launched(
+    nursery: Nursery, folder: Path, data: dict[str, np.ndarray], cases: list[dict[str, Any]], world: int
+) -> dict[str, Found]:
     """Run the cases in so many processes; what each rank found, by case."""
     for name, X in data.items():
         np.save(folder / f"{name}.npy", X)
     (folder / "cases.json").write_text(json.dumps(cases))
-    run_ranks("worker.py", folder, world, timeout=300)
+    run_ranks(nursery, "worker.py", folder, world, timeout=300)
     return {
         case["name"]: [dict(np.load(folder / f"{case['name']}.{rank}.npz")) for rank in range(world)] for case in cases
     }
 
 
 @pytest.fixture(scope="module")
-def two(data: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
+def two(nursery: Nursery, data: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
     """Two ranks with a half each: every kind of fit, and every kind of trouble."""
     cases = []
     for name, case in {**FITS, "unseeded": UNSEEDED}.items():
@@ -73,18 +76,18 @@ def two(data: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -
         cases.append(case | {"name": name, "bounds": [0, n // 2, n], "parameters": parameters})
     cases += [{"name": spoil, "spoil": spoil, "bounds": [0, 450, 900]} | FITS["nearest"] for spoil in SPOILT]
     cases.append({"name": "after", "bounds": [0, 450, 900]} | FITS["nearest"])
-    return launched(tmp_path_factory.mktemp("two"), data, cases, 2)
+    return launched(nursery, tmp_path_factory.mktemp("two"), data, cases, 2)
 
 
 @pytest.fixture(scope="module")
-def three(data: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
+def three(nursery: Nursery, data: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
     """Three ranks, one of which has no rows at all."""
     cases = [
         FITS[name] | {"name": name, "bounds": [0, 700, 700, 900],
                       "parameters": FITS[name]["parameters"] | {"random_state": 0}}
         for name in UNEVEN
     ]  # fmt: skip
-    return launched(tmp_path_factory.mktemp("three"), data, cases, 3)
+    return launched(nursery, tmp_path_factory.mktemp("three"), data, cases, 3)
 
 
 UNEVEN = ["nearest", "posterior", "auto", "principal", "tensors", "gaussian-auto"]

@@ -14,27 +14,29 @@ import pyarrow.parquet as pq
 import pytest
 
 from siammm.learn import checkpoint
+from siammm.learn.loop import Trained, Training
 from tests.data.image_sets import example_images, write_npz
-from tests.distributed.launch import LOOPBACK, ROOT, run_ranks
+from tests.distributed.launch import LOOPBACK, run_ranks
 from tests.distributed.training_worker import N_IMAGES, case_config, case_images
 from tests.learn.small_runs import STEPS, TIMINGS, measured, prepared, resumed, run_through, stopped
+from tests.nursery import ROOT, Nursery
 
 WORLD = 2
 Found = list[dict[str, Any]]
 
-# Every rank runs all the cases in one go: most of the time goes to starting Python and torch.
+# Every rank runs all the cases in one go. One epoch, unless something happens between two.
 CASES: dict[str, dict[str, Any]] = {
     "as it comes": {"epochs": 3},
-    "contrastive": {"instance_loss": "contrastive", "cluster_loss": "nce-samples"},
-    "simsiam": {"instance_loss": "simsiam", "cluster_loss": "nce-centroids", "n_negatives": 4},
+    "contrastive": {"instance_loss": "contrastive", "cluster_loss": "nce-samples", "epochs": 1},
+    "simsiam": {"instance_loss": "simsiam", "cluster_loss": "nce-centroids", "n_negatives": 4, "epochs": 1},
     "reinitialised": {"centroids": "reinitialised", "n_init": 2, "concentration_dims": 4, "optimiser": "adamw",
                       "learning_rate": 1e-3},
-    "streaming": {"loader": "streaming", "workers": 0, "merge": "auto"},
-    "muon": {"optimiser": "muon", "learning_rate": 1.0},
+    "streaming": {"loader": "streaming", "workers": 0, "merge": "auto", "epochs": 1},
+    "muon": {"optimiser": "muon", "learning_rate": 1.0, "epochs": 1},
     "swapped": {"instance_loss": "none", "cluster_loss": "swapped", "predictor_layers": 0, "momentum_encoder": False,
                 "n_prototypes": 10, "queue_size": 40, "queue_after": 0.5},
     "scattering": {"cluster_loss": "scattering", "merge": "none", "n_components": 4, "predictor_noise": 0.01,
-                   "learning_rate": 1e-4},
+                   "learning_rate": 1e-4, "epochs": 1},
     "queue": {"instance_loss": "contrastive", "cluster_loss": "nce-centroids", "concentration": "proximity",
               "merge": "none", "more_components": (8,), "queue_size": 40, "learning_rate": 1e-4},
 }  # fmt: skip
@@ -52,14 +54,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two(folder: Path) -> dict[str, Found]:
+def two(nursery: Nursery, folder: Path) -> dict[str, Found]:
     """What each of two ranks found, by case."""
     cases: list[dict[str, Any]] = [{"name": name, "settings": settings} for name, settings in CASES.items()]
     cases[0] |= {"finish": True, "run": "whole"}
     cases.append({"name": "stopped", "settings": {"epochs": 3}, "run": "by two", "stop": STEPS + 2})
     cases.append({"name": "gone on", "settings": {"epochs": 3}, "resume": "by one"})
     (folder / "cases.json").write_text(json.dumps(cases))
-    run_ranks("training_worker.py", folder, WORLD, timeout=400)
+    run_ranks(nursery, "training_worker.py", folder, WORLD, timeout=400)
     return {
         case["name"]: [json.loads((folder / f"{case['name']}.{rank}.json").read_text()) for rank in range(WORLD)]
         for case in cases
@@ -83,9 +85,16 @@ def check_alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Non
                 assert value == pytest.approx(right[name], rel=share, abs=1e-3), name
 
 
+@pytest.fixture(scope="module")
+def whole() -> tuple[Training, Trained]:
+    """The first of the cases in one process, to its end."""
+    training = prepared(case_config(**CASES["as it comes"]), case_images())
+    return training, training.run()
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_have_the_losses_of_one(name: str, two: dict[str, Found]) -> None:
-    one = run_through(prepared(case_config(**CASES[name]), case_images()))
+def test_two_ranks_have_the_losses_of_one(name: str, two: dict[str, Found], whole: tuple[Training, Trained]) -> None:
+    one = whole[0] if name == "as it comes" else run_through(prepared(case_config(**CASES[name]), case_images()))
     for rank in two[name]:
         check_alike(rank["measured"], measured(one))
         assert rank["history"] == one.clustering.history.n_components
@@ -104,9 +113,8 @@ def test_each_rank_keeps_its_shard_of_the_bank(two: dict[str, Found]) -> None:
     assert [rank["shard"] for rank in two["as it comes"]] == [[0, N_IMAGES // 2], [N_IMAGES // 2, N_IMAGES]]
 
 
-def test_every_rank_gets_what_was_found_of_all_images(two: dict[str, Found]) -> None:
-    one = prepared(case_config(**CASES["as it comes"]), case_images())
-    trained = one.run()
+def test_every_rank_gets_what_was_found_of_all_images(two: dict[str, Found], whole: tuple[Training, Trained]) -> None:
+    _, trained = whole
     assert trained.mixture is not None
     for rank in two["as it comes"]:
         np.testing.assert_allclose(rank["embeddings"], trained.embeddings, atol=1e-3)
@@ -126,22 +134,17 @@ def test_one_rank_writes(two: dict[str, Found], folder: Path) -> None:
     assert not any(path.name.endswith(".partial") for path in folder.rglob("*"))
 
 
-@pytest.fixture(scope="module")
-def whole() -> list[dict[str, Any]]:
-    return measured(run_through(prepared(case_config(epochs=3), case_images())))
-
-
 def test_a_run_of_two_processes_goes_on_in_one(
-    two: dict[str, Found], folder: Path, whole: list[dict[str, Any]]
+    two: dict[str, Found], folder: Path, whole: tuple[Training, Trained]
 ) -> None:
     assert two["stopped"][0]["measured"] == []
     rest = resumed(case_config(epochs=3), folder / "by two", case_images())
     assert (rest.epoch, rest.step_in_epoch) == (1, 2)
-    check_alike(measured(run_through(rest)), whole)
+    check_alike(measured(run_through(rest)), measured(whole[0]))
 
 
-def test_a_run_of_one_process_goes_on_in_two(two: dict[str, Found], whole: list[dict[str, Any]]) -> None:
-    check_alike(two["gone on"][0]["measured"], whole)
+def test_a_run_of_one_process_goes_on_in_two(two: dict[str, Found], whole: tuple[Training, Trained]) -> None:
+    check_alike(two["gone on"][0]["measured"], measured(whole[0]))
 
 
 @pytest.mark.slow

@@ -178,6 +178,7 @@ def test_labels_may_be_names_and_sources_may_differ() -> None:
     assert (result.n_train, result.n_test, result.n_classes) == (48, 20, 4)
 
 
+@pytest.mark.slow
 def test_comes_out_where_the_quick_probe_does() -> None:
     """Digits, an untrained network of convolutions: both see the same in its features, within a point.
 

@@ -80,22 +80,29 @@ def test_it_agrees_with_the_model_of_a_trained_run(run_folder: Path, tmp_path: P
     check_scores(found["outlier_score"], np.asarray(table["outlier_score"]), len(images))
 
 
-def test_a_resnet_for_small_images(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    """An untrained one, and the file of it, with 100 images as the reference."""
     own = made_run("resnet18", 12)  # the stem is that of 32 pixels, and the work a seventh
+    path = tmp_path_factory.mktemp("resnet") / "run.onnx"
+    write_onnx(path, own, densities(own, pictures(100, 12)))
+    return own, path
+
+
+def test_a_resnet_for_small_images(resnet: tuple[Run, Path]) -> None:
+    own, path = resnet
     images = pictures(100, 12)
     with torch.no_grad():
         x = clean(torch.from_numpy(images).permute(0, 3, 1, 2), 12, own.view)
         rows = functional.normalize(own.clustered(x), dim=1)
     cluster, share, density = (part.numpy() for part in assign(own.mixture, rows))
-    reference = density
-    write_onnx(tmp_path / "run.onnx", own, reference)
-    found = answers(tmp_path / "run.onnx", images)
+    found = answers(path, images)
     np.testing.assert_allclose(found["embedding"], rows.numpy(), atol=1e-4)
     np.testing.assert_array_equal(found["cluster"], cluster)
     np.testing.assert_allclose(found["probability"], share, atol=1e-4)
-    check_scores(found["outlier_score"], OutlierScale.of(reference)(density), len(images))
+    check_scores(found["outlier_score"], OutlierScale.of(density)(density), len(images))
     # One at a time, or all at once.
-    alone = answers(tmp_path / "run.onnx", images[3:4])
+    alone = answers(path, images[3:4])
     for name, values in found.items():
         np.testing.assert_allclose(alone[name][0], values[3], atol=1e-5)
 
@@ -146,17 +153,17 @@ def test_pillow_prepares_an_image_as_siammm_does() -> None:
         np.testing.assert_array_equal(np.asarray(fitted), decode.fit(image, (183, 183)))
 
 
-def test_what_the_file_says_about_itself(tmp_path: Path) -> None:
-    own = made_run("conv-small", 8)
-    write_onnx(tmp_path / "run.onnx", own, densities(own, pictures(50, 8)))
-    model = onnx.load(tmp_path / "run.onnx")
+def test_what_the_file_says_about_itself(resnet: tuple[Run, Path]) -> None:
+    own, path = resnet
+    model = onnx.load(path)
     facts = {entry.key: entry.value for entry in model.metadata_props}
     assert json.loads(facts["mean"]) == list(own.view.mean)
-    assert (facts["model"], facts["n_clusters"], facts["image_size"], facts["input_side"]) == ("SiamMM", "7", "8", "8")
-    assert facts["n_reference_images"] == "50"
+    assert (facts["model"], facts["n_clusters"]) == ("SiamMM", "7")
+    assert (facts["image_size"], facts["input_side"]) == ("12", "12")
+    assert facts["n_reference_images"] == "100"
     assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", OPSET)]
     # No folder of the machine that made it.
-    assert b"siammm/export" not in (tmp_path / "run.onnx").read_bytes()
+    assert b"siammm/export" not in path.read_bytes()
 
 
 def test_a_run_without_clusters_gives_an_encoder(tmp_path: Path) -> None:

@@ -1,23 +1,21 @@
-"""What the tests of faults share: a run that was stopped, one that is finished, and processes that start quickly."""
+"""What the tests of faults share: a run that was stopped, and one that is finished."""
 
 from __future__ import annotations
 
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from siammm.cli import main
 from tests.faults import runs
-from tests.faults.nursery import Nursery
+from tests.nursery import Nursery
 
 
 @pytest.fixture(scope="session")
-def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped_once(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped")
-    runs.stopped_run(folder)
+    runs.stopped_run(nursery, folder)
     return folder
 
 
@@ -44,12 +42,3 @@ def finished(finished_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shutil.copytree(finished_once / "run", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     return Path("run")
-
-
-@pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    """Starts commands as processes of their own."""
-    if sys.platform == "win32":
-        pytest.skip("processes are forked, which Windows cannot")
-    with Nursery() as nursery:
-        yield nursery

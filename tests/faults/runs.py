@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 from tests.commands import TINY
 from tests.data.image_sets import example_images, write_folder
 from tests.learn.small_runs import TIMINGS
+from tests.nursery import Command, Nursery
 
 N_IMAGES = 300
 """More than the 256 whose contents the fingerprint covers."""
@@ -23,49 +22,37 @@ SETTINGS = [*TINY, "--batch-size", "60", "--cluster-after", "0"]
 LONG = ["--epochs", "100000"]
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "siammm", *arguments]
-
-
-def run(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """A command to its end."""
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout, env=environment())
-
-
 def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "400"}
 
 
 @contextlib.contextmanager
-def living(*arguments: str, until: Path) -> Iterator[subprocess.Popen[str]]:
-    """A command that runs while the block does, from when a file of it is there."""
-    process = subprocess.Popen(
-        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    )
+def living(nursery: Nursery, *arguments: str, until: Path, cwd: Path | None = None) -> Iterator[Command]:
+    """A command that runs while the block does, from when a file of it is there; by default in the working folder."""
+    command = nursery.start(list(arguments), cwd=cwd or Path.cwd(), environment={"COLUMNS": "400"})
     try:
         deadline = time.monotonic() + 120
         while not until.exists():
-            assert process.poll() is None, process.communicate()
+            assert command.is_running(), command.err
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        yield process
+        yield command
     finally:
-        process.kill()
-        process.communicate()
+        command.kill()
 
 
 def new_images(folder: Path) -> Path:
     return write_folder(folder, example_images(N_IMAGES, size=(8, 8), n_classes=4))
 
 
-def stopped_run(folder: Path) -> Path:
+def stopped_run(nursery: Nursery, folder: Path) -> Path:
     """``images`` and ``run``, stopped by a signal in some epoch; the run would go on for very long."""
     images = new_images(folder)
     path = folder / "run"
-    with living("train", str(images), "--output", str(path), *SETTINGS, *LONG, until=path / "metrics.jsonl") as process:
-        process.send_signal(signal.SIGTERM)
-        _, error = process.communicate(timeout=240)
-    assert process.returncode == 143, error
+    flags = ["train", str(images), "--output", str(path), *SETTINGS, *LONG]
+    with living(nursery, *flags, until=path / "metrics.jsonl", cwd=folder) as command:
+        command.signal(signal.SIGTERM)
+        assert command.wait() == 143, command.err
     assert sorted(entry.name for entry in path.iterdir()) == [
         "checkpoints", "config.json", "inventory.parquet", "metrics.jsonl"
     ]  # fmt: skip

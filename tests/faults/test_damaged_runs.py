@@ -27,7 +27,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from siammm.cli import main
+from siammm.runs.run import Run
 from tests.faults import runs
+from tests.nursery import Nursery
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,6 +51,7 @@ READERS: dict[str, list[list[str]]] = {
     "run/assignments.parquet": [_REPORT, _AUDIT],
     "run/embeddings.npy": [_REPORT, _AUDIT],
     "run/merges.json": [_REPORT],
+    "run/names.json": [_REPORT],
     "run/set_aside.json": [_REPORT],
     "run-evaluation/evaluation.json": [_REPORT, _COMPARE],
     "run-audit/suspects.parquet": [_REPORT],
@@ -191,6 +194,7 @@ def prepare(finished: Path, folder: Path) -> Path:
         assert main(["evaluate", "run", "--protocols", "knn", "clustering", "--data", "images"]) == 0
         assert main(["audit", "run"]) == 0
     shutil.copytree(folder / "run-evaluation", folder / "other")
+    Run.open(folder / "run").group_names.give(0, "birds")
     (folder / "run" / "set_aside.json").write_text('{"total": 301, "set_aside": [{"image": "x", "reason": "y"}]}')
     (folder / "run" / ".lock").write_text('{"host": "h", "pid": 1, "started": 1, "place": "p", "token": "t"}')
     return folder
@@ -235,7 +239,8 @@ def test_many_damaged_files(whole: Path, tmp_path: Path) -> None:
 def _try_seeds(first: int, last: int) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as root:
-        path = runs.stopped_run(Path(root))
+        with Nursery() as nursery:
+            path = runs.stopped_run(nursery, Path(root))
         assert main(["train", f"{root}/images", "--resume", str(path), *runs.little_more(path)]) == 0
         whole = prepare(Path(root), Path(root) / "whole")
         for seed in range(first, last):

@@ -16,7 +16,7 @@ import pytest
 from siammm.runs import files
 from tests.commands import TINY
 from tests.data.image_sets import example_images, write_folder
-from tests.faults.nursery import Nursery
+from tests.nursery import Nursery
 
 # What a command may take beyond what it has once everything is imported.
 BUDGET = 2**31

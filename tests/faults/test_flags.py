@@ -9,7 +9,7 @@ import pytest
 
 from tests.commands import TINY
 from tests.data.image_sets import example_images, write_folder
-from tests.faults.nursery import Nursery
+from tests.nursery import Nursery
 
 X = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.faults import fuzz
-from tests.faults.nursery import ROOT
+from tests.nursery import ROOT
 
 
 @pytest.mark.filterwarnings("ignore")

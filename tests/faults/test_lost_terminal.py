@@ -15,7 +15,7 @@ import pytest
 from siammm.runs import files
 from tests.commands import TINY
 from tests.data.image_sets import example_images, write_folder
-from tests.faults.nursery import Command, Nursery
+from tests.nursery import Command, Nursery
 
 RESULTS = {files.ENCODER, files.MIXTURE, files.ASSIGNMENTS, files.METRICS}
 
@@ -68,7 +68,7 @@ def test_a_terminal_that_is_closed_saves(arguments: list[str], nursery: Nursery,
 def test_a_pipe_that_is_closed(stream: str, arguments: list[str], nursery: Nursery, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    command = nursery.start(arguments, cwd=tmp_path, **{stream: "pipe"})  # type: ignore[arg-type]
+    command = nursery.start(arguments, cwd=tmp_path, **{stream: "pipe"})
     while not os.readlink(f"/proc/{command.pid}/fd/{1 if stream == 'stdout' else 2}").endswith("/pipe"):
         time.sleep(0.001)
     os.close(reader)

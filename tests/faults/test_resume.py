@@ -19,6 +19,7 @@ from siammm.runs.run import Run
 from tests.commands import refused
 from tests.distributed.launch import LOOPBACK
 from tests.faults import runs
+from tests.nursery import Nursery
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -61,13 +62,13 @@ def test_a_kill_while_results_are_written_does_not_block_the_folder(
 
 
 def test_the_same_command_starts_resumes_and_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     images, path = runs.new_images(Path()), Path("run")
     flags = ["train", str(images), *runs.SETTINGS, "--output", "run", "--resume-if-exists", "--save-every", "0"]
-    with runs.living(*flags, *runs.LONG, until=path / "metrics.jsonl") as process:
-        process.send_signal(signal.SIGKILL)
+    with runs.living(nursery, *flags, *runs.LONG, until=path / "metrics.jsonl") as process:
+        process.signal(signal.SIGKILL)
     done = len(runs.metrics(path))
     assert main([*flags, "--epochs", str(done + 2)]) == 0
     assert [row["epoch"] for row in runs.metrics(path)] == list(range(1, done + 3))

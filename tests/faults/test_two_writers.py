@@ -18,8 +18,10 @@ import siammm
 from siammm.cli import main
 from siammm.core.errors import InputError
 from siammm.runs.run import Run
+from siammm.runs.writer import run_lock
 from tests.commands import refused
 from tests.faults import runs
+from tests.nursery import Nursery
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -36,12 +38,12 @@ def owner(**changes: Any) -> str:
 
 
 def test_a_second_writer_is_refused_while_the_first_lives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     images, path = runs.new_images(Path()), Path("run")
     flags = ["train", str(images), *runs.SETTINGS, *runs.LONG, "--output", "run"]
-    with runs.living(*flags, until=path / "metrics.jsonl") as process:
+    with runs.living(nursery, *flags, until=path / "metrics.jsonl") as process:
         for arguments in ([*flags, "--overwrite"], flags, ["train", "--resume", "run"], [*flags, "--resume-if-exists"]):
             error = refused(arguments, capsys)
             assert f"is being written by process {process.pid} of this machine" in error
@@ -49,7 +51,7 @@ def test_a_second_writer_is_refused_while_the_first_lives(
         deadline = time.monotonic() + 30
         while len(runs.metrics(path)) < before + 2 and time.monotonic() < deadline:
             time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
+        process.signal(signal.SIGKILL)
     rows = runs.metrics(path)
     assert [row["epoch"] for row in rows] == list(range(1, len(rows) + 1))
     assert (path / ".lock").exists()  # nobody could remove it, and nobody has to
@@ -68,10 +70,24 @@ GONE: dict[str, str] = {
 }
 
 
+def leave_lock(path: Path, name: str) -> None:
+    (path / ".lock").write_text(GONE[name])
+    os.utime(path / ".lock", (time.time() - 1000, time.time() - 1000))
+
+
 @pytest.mark.parametrize("name", GONE)
-def test_a_lock_that_is_left_behind_does_not_matter(name: str, stopped: Path) -> None:
-    (stopped / ".lock").write_text(GONE[name])
-    os.utime(stopped / ".lock", (time.time() - 1000, time.time() - 1000))
+def test_a_lock_that_is_left_behind_does_not_matter(name: str, tmp_path: Path) -> None:
+    leave_lock(tmp_path, name)
+    lock = run_lock(tmp_path, remedy="wait")
+    lock.check_free()
+    with lock:
+        assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+        lock.check_mine()
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_a_run_with_a_lock_that_is_left_behind_goes_on(stopped: Path) -> None:
+    leave_lock(stopped, "a process that has ended")
     assert main(["train", "images", "--resume", "run", *runs.little_more(stopped)]) == 0
     assert not (stopped / ".lock").exists()
 
@@ -96,15 +112,16 @@ def test_reading_needs_no_lock(finished: Path) -> None:
         siammm.SiamMM.load(finished, device="cpu").save(finished)
 
 
-def test_a_process_whose_lock_was_taken_stops_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_whose_lock_was_taken_stops_writing(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     images, path = runs.new_images(Path()), Path("run")
     flags = ["train", str(images), *runs.SETTINGS, *runs.LONG, "--output", "run"]
-    with runs.living(*flags, until=path / "metrics.jsonl") as process:
+    with runs.living(nursery, *flags, until=path / "metrics.jsonl") as process:
         (path / ".lock").write_text(owner(pid=77))
-        _, error = process.communicate(timeout=240)
-    assert process.returncode == 2
-    assert "Process 77 on" in runs.one_sentence(error)
+        assert process.wait() == 2
+    assert "Process 77 on" in runs.one_sentence(process.err)
 
 
 def test_a_refused_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

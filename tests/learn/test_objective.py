@@ -193,10 +193,10 @@ def test_many_runs_in_one_process_are_all_compiled(monkeypatch: pytest.MonkeyPat
     objective, settings = PRESETS["cifar"].objective, PRESETS["cifar"].clustering
     torch.compiler.reset()
     counters.clear()
-    for k in range(7, 19):
+    for k in range(7, 17):
         tables = Clustering(k, N, D, torch.device("cpu"), objective=objective, settings=settings, seed=0)
         v_1, v_2, *targets = (torch.randn(B, D) for _ in range(4))
         freshly_compiled(batch_loss)(
             objective, Predictions(v_1, v_2, v_1, v_2, None), tuple(targets), torch.arange(B), [tables], clustered=True
         )
-    assert counters["frames"]["ok"] == counters["frames"]["total"] == 12
+    assert counters["frames"]["ok"] == counters["frames"]["total"] == 10

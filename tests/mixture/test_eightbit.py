@@ -37,8 +37,10 @@ both_ways = pytest.mark.usefixtures("way")
 
 
 @both_ways
-@pytest.mark.parametrize("n_neighbours", [1, 2, 5, 12])
-@pytest.mark.parametrize(("k", "d"), [(100, 64), (257, 96), (1000, 65), (3001, 128)])
+@pytest.mark.parametrize(
+    ("k", "d", "n_neighbours"),
+    [*((k, d, h) for k, d in [(100, 64), (257, 96), (1000, 65)] for h in (1, 2, 5, 12)), (3001, 128, 5)],
+)
 def test_equals_a_full_sort(k: int, d: int, n_neighbours: int) -> None:
     x, w = rows(5000, d, 0, rank=12), rows(k, d, 1, rank=12)
     score, index = eightbit.search_by_bytes(x, w, n_neighbours)

@@ -33,7 +33,7 @@ KINDS = (VonMisesFisherMixture, GaussianMixture)
     [
         VonMisesFisherMixture(),
         VonMisesFisherMixture(3, merge="auto"),
-        VonMisesFisherMixture(3, assignment="posterior", n_init=2),
+        VonMisesFisherMixture(3, assignment="posterior", n_init=2, max_iter=20),
         GaussianMixture(3),
         GaussianMixture(3, covariance="diag", assignment="posterior"),
     ]

@@ -1,4 +1,4 @@
-"""Groups of components: communities of the graph of second choices, where there are any."""
+"""Groups: how many kinds of samples there are."""
 
 from __future__ import annotations
 
@@ -6,70 +6,176 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import merge_families
+from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
+from sklearn.metrics import adjusted_mutual_info_score
 
 from siammm import GaussianMixture, VonMisesFisherMixture
 from siammm.core.errors import InputError
 from siammm.mixture import groups
+from siammm.mixture.groups import Groups
 from tests.conftest import Known
+from tests.mixture.planted import planted
 
 
-def planted(rng: np.random.Generator, sizes: list[int], inside: float, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """First and second choices; the second is in the group of the first with this probability."""
-    group_K = np.repeat(np.arange(len(sizes)), sizes)
-    k = len(group_K)
-    first = rng.integers(k, size=n)
-    second = rng.integers(k, size=n)
-    for i in np.flatnonzero(rng.random(n) < inside):
-        own = np.flatnonzero(group_K == group_K[first[i]])
-        second[i] = rng.choice(own)
-    return first, second
+def unit(x: np.ndarray) -> np.ndarray:
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
-def edges(first: np.ndarray, second: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    low, high = np.minimum(first, second), np.maximum(first, second)
-    code, count = np.unique((low * k + high)[low != high], return_counts=True)
-    return code // k, code % k, count.astype(float)
-
-
-@pytest.mark.parametrize(("seed", "resolution"), [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0), (2, 0.4), (2, 3.0)])
-def test_modularity_is_networkxs_and_about_as_high(seed: int, resolution: float) -> None:
-    networkx = pytest.importorskip("networkx")
+def kinds(
+    k: int, *, n: int = 1500, spread: float = 1.0, stretched: float = 1.0, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows around k random directions of 24; one direction that has nothing to do with the kinds may be stretched."""
     rng = np.random.default_rng(seed)
-    first, second = planted(rng, [5, 9, 3, 14, 7], 0.2 * seed, 3000)
-    low, high, weight = edges(first, second, 38)
-    label_K, modularity = groups.communities(low, high, weight, 38, resolution)
-    graph = networkx.Graph()
-    graph.add_nodes_from(range(38))
-    graph.add_weighted_edges_from(zip(low.tolist(), high.tolist(), weight.tolist(), strict=True))
-    ours = [set(np.flatnonzero(label_K == g).tolist()) for g in range(label_K.max() + 1)]
-    assert modularity == pytest.approx(networkx.community.modularity(graph, ours, resolution=resolution), abs=1e-12)
-    theirs = networkx.community.louvain_communities(graph, resolution=resolution, seed=0)
-    assert modularity >= networkx.community.modularity(graph, theirs, resolution=resolution) - 0.01
+    y = rng.integers(k, size=n)
+    noise = spread * rng.normal(size=(n, 24)) / np.sqrt(24)
+    noise[:, 0] *= stretched
+    centre = rng.normal(size=(k, 24))
+    centre[:, 0] = 0
+    return unit(unit(centre)[y] + noise), y
 
 
-def test_a_higher_resolution_finds_smaller_communities() -> None:
-    first, second = planted(np.random.default_rng(0), [6] * 6, 0.8, 6000)
-    low, high, weight = edges(first, second, 36)
-    counts = [int(groups.communities(low, high, weight, 36, g)[0].max()) + 1 for g in (0.01, 1.0, 20.0)]
-    assert counts == [1, 6, 36]
+def found_in(x: np.ndarray, k: int = 1, *, unit_rows: bool = True, seed: int = 0) -> Groups:
+    """The groups, where all that is known of components is that there is one, or k of equal rank."""
+    nearest = np.stack([np.arange(len(x)) % k] * 2, axis=1)
+    return groups.found(x, nearest, k, unit=unit_rows, separate=False, seed=seed)
 
 
-def test_planted_groups_are_found_and_numbered_by_size() -> None:
-    first, second = planted(np.random.default_rng(0), [4, 12, 6, 8], 0.95, 6000)
-    found = groups.found(first, second, 30)
-    assert found.is_coarser
+# -- among samples ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("k", "spread"), [(2, 0.8), (3, 0.8), (12, 0.8), (40, 0.4)])
+def test_kinds_are_found(k: int, spread: float) -> None:
+    x, y = kinds(k, n=1000, spread=spread)
+    found = found_in(x)
+    assert found.is_found
+    assert found.n_groups == k
+    assert adjusted_mutual_info_score(y, found.predict(x, None)) > 0.97
+
+
+def test_a_single_cloud_has_no_groups() -> None:
+    rng = np.random.default_rng(0)
+    stretched = rng.normal(size=(1000, 12)) * np.linspace(5, 0.5, 12)
+    for x in (kinds(1)[0], unit(rng.normal(size=(1000, 8))), unit(stretched), unit(stretched + 12)):
+        found = found_in(x, 3)
+        assert not found.is_found
+        assert found.ratio > groups.LARGEST_RATIO
+        assert found.n_groups == 3, "the components"
+        np.testing.assert_array_equal(found.predict(x, [2, 0]), [2, 0])
+
+
+def test_borders_are_not_those_of_the_nearest_mean() -> None:
+    # What is stretched makes nearest means useless, and is the same for all kinds.
+    x, y = kinds(4, n=2000, spread=0.9, stretched=7, seed=1)
+    found = found_in(x)
     assert found.n_groups == 4
-    expected = np.repeat([3, 0, 2, 1], [4, 12, 6, 8])  # components are alike, so the larger group has more samples
-    np.testing.assert_array_equal(found.label_K, expected)
-    assert groups.found(second, first, 30).modularity == found.modularity, "who is first and who second is the same"
+    told = VonMisesFisherMixture(4, n_neighbours=1, n_init=3, random_state=0).fit(x)
+    ours, theirs = (adjusted_mutual_info_score(y, labels) for labels in (found.predict(x, None), told.labels_))
+    assert ours > 0.95
+    assert ours > theirs + 0.1
+
+
+def test_groups_are_numbered_by_size_and_new_rows_get_one() -> None:
+    x, y = kinds(5, n=2000, spread=0.7)
+    keep = np.flatnonzero(np.random.default_rng(0).random(len(y)) < np.linspace(0.3, 1, 5)[y])
+    found = found_in(x[keep])
+    label = found.predict(x[keep], None)
+    sizes = np.bincount(label)
+    assert (np.diff(sizes) <= 0).all()
+    rest = np.setdiff1d(np.arange(len(x)), keep)
+    assert adjusted_mutual_info_score(y[rest], found.predict(x[rest], None)) > 0.97
+    share = found.predict_proba(7 * x)  # only the direction counts
+    np.testing.assert_allclose(share.sum(axis=1), 1, rtol=1e-5)
+    np.testing.assert_array_equal(share.argmax(axis=1), found.predict(x, None))
+
+
+def test_more_rows_than_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = kinds(6, n=2500, spread=0.8)
+    monkeypatch.setattr(groups, "MOST_ROWS", 700)
+    found = found_in(x, seed=3)
+    assert found.n_groups == 6
+    assert adjusted_mutual_info_score(y, found.predict(x, None)) > 0.97
+    np.testing.assert_array_equal(found.weight_GD, found_in(x, seed=3).weight_GD)
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(100, 1000), (1, 1e7), (1e-9, 0), (1e100, 0)])
+def test_points_lie_anywhere_at_any_scale(scale: float, offset: float) -> None:
+    x, y = kinds(4, n=600, spread=0.6)
+    far = scale * x + offset
+    found = found_in(far, unit_rows=False)
+    assert found.n_groups == 4
+    assert adjusted_mutual_info_score(y, found.predict(far, None)) > 0.97
+
+
+def test_any_kind_of_tensor() -> None:
+    x, y = kinds(4, n=600, spread=0.6)
+    rows, nearest = torch.from_numpy(x).bfloat16(), torch.zeros(600, 2, dtype=torch.int64)
+    found = groups.found(rows, nearest, 1, unit=True, separate=False)
+    assert adjusted_mutual_info_score(y, found.predict(rows, None)) > 0.97
+    np.testing.assert_array_equal(Groups.none(3).predict(rows, torch.tensor([2, 0])), [2, 0])
+
+
+def test_a_group_that_no_deciding_row_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is nearest to the last component of all, which is a community by itself."""
+    x, y = kinds(12, n=900, spread=0.15)
+    monkeypatch.setattr(groups, "of_components", lambda *_: np.array([0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 1]))
+    found = groups.found(x, np.stack([y, y], axis=1), 13, unit=True, separate=True)
+    assert found.n_groups == 2
+
+
+@pytest.mark.parametrize("n", [1, 2, 10, 59, 60])
+def test_few_rows_and_equal_rows(n: int) -> None:
+    assert not found_in(np.ones((n, 3)), unit_rows=False).is_found
+    assert not found_in(kinds(2, n=n)[0][:, :3]).is_found or n == 60
+
+
+def test_components_that_are_the_groups_leave_one_level() -> None:
+    x, y = kinds(7, spread=0.7)
+    second = (y + 1) % 7
+    found = groups.found(x, np.stack([y, second], axis=1), 7, unit=True, separate=True)
+    assert not found.is_found
+    assert found.ratio < groups.LARGEST_RATIO, "they are there, and are the components"
+    np.testing.assert_array_equal(found.label_K, np.arange(7))
+
+
+def test_parts_of_kinds_are_grouped_and_what_no_part_has_is_left_out() -> None:
+    x, y = kinds(5, spread=0.8)
+    part = 4 * y + np.random.default_rng(9).integers(4, size=len(y))
+    found = groups.found(x, np.stack([part, part], axis=1), 20, unit=True, separate=False)
+    assert found.n_groups == 5
+    assert adjusted_mutual_info_score(np.repeat(np.arange(5), 4), found.label_K) == pytest.approx(1)
+    few = groups.of_these_components(found, x, np.minimum(y, 3), 4)  # the last two kinds are one component
+    assert few.n_groups == 4
+    assert set(few.label_K.tolist()) == {0, 1, 2, 3}
+    assert groups.of_these_components(Groups.none(9), x, y, 5).n_groups == 5
+
+
+def test_digits_have_clearer_groups_than_clusters() -> None:
+    x, y = load_digits(return_X_y=True)
+    mixture = VonMisesFisherMixture(144, merge="auto", random_state=0).fit(x)
+    found = mixture.groups(x)
+    of_groups, of_clusters = (
+        adjusted_mutual_info_score(y, labels) for labels in (found.predict(x, mixture.labels_), mixture.labels_)
+    )
+    assert 9 <= found.n_groups <= 11
+    assert of_groups > 0.78
+    assert of_groups > of_clusters + 0.05
+
+
+# -- among components -------------------------------------------------------------------------------------------------
+
+
+def test_planted_groups_of_components_are_found() -> None:
+    first, second = planted(np.random.default_rng(0), [4, 12, 6, 8], 0.95, 6000)
+    label_K = groups.of_components(first, second, 30)
+    assert label_K is not None
+    assert adjusted_mutual_info_score(np.repeat(np.arange(4), [4, 12, 6, 8]), label_K) == pytest.approx(1)
+    other_K = groups.of_components(second, first, 30)
+    np.testing.assert_array_equal(label_K, other_K)  # who is first and who second is the same
 
 
 def test_chance_has_no_groups() -> None:
-    found = groups.found(*planted(np.random.default_rng(1), [5] * 8, 0.0, 4000), 40)
-    assert not found.is_coarser
-    np.testing.assert_array_equal(found.label_K, np.arange(40))
-    assert 0 < found.modularity < groups.chance(found.neighbours, 40)
+    assert groups.of_components(*planted(np.random.default_rng(1), [5] * 8, 0.0, 4000), 40) is None
 
 
 def strewn(k: int, d: int, noise: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -88,40 +194,33 @@ def strewn(k: int, d: int, noise: float, seed: int) -> tuple[np.ndarray, np.ndar
 @pytest.mark.parametrize("d", [2, 4, 8, 64])
 @pytest.mark.parametrize("k", [10, 40, 150, 3000])
 def test_components_strewn_at_random_are_no_groups(k: int, d: int, noise: float) -> None:
-    assert not groups.found(*strewn(k, d, noise, seed=k + d), k).is_coarser
+    assert groups.of_components(*strewn(k, d, noise, seed=k + d), k) is None
 
 
 def test_too_few_neighbours_are_no_evidence() -> None:
     """Groups of three have two neighbours each; where that is all, the number of groups would often come out wrong."""
-    found = groups.found(*planted(np.random.default_rng(3), [3] * 12, 1.0, 3000), 36)
-    assert found.neighbours < groups.LEAST_NEIGHBOURS
-    assert found.modularity > groups.chance(found.neighbours, 36)
-    assert not found.is_coarser
+    assert groups.of_components(*planted(np.random.default_rng(3), [3] * 12, 1.0, 3000), 36) is None
+    assert groups.of_components(*planted(np.random.default_rng(3), [9] * 4, 1.0, 3000), 36) is not None
 
 
 def test_tight_clusters_say_nothing_of_their_groups() -> None:
     """Every sample of a cluster has the same second choice, so the graph falls into pairs, whose modularity is high."""
     first = np.repeat(np.arange(40), 50)
-    found = groups.found(first, first ^ 1, 40)
-    assert found.modularity > 0.9
-    assert found.neighbours == pytest.approx(1)
-    assert not found.is_coarser
+    assert groups.of_components(first, first ^ 1, 40) is None
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_few_components_and_no_second_choices(k: int) -> None:
     first = np.arange(30) % k
     for second in (first, (first + 1) % k):
-        found = groups.found(first, second, k)
-        assert found.n_groups == k
-        assert not found.is_coarser
+        assert groups.of_components(first, second, k) is None
 
 
 def test_a_component_that_nobody_is_near_is_a_group_by_itself() -> None:
     first, second = planted(np.random.default_rng(2), [5, 5, 5], 1.0, 3000)
-    found = groups.found(first, second, 16)
-    assert found.n_groups == 4
-    assert np.count_nonzero(found.label_K == found.label_K[15]) == 1
+    label_K = groups.of_components(first, second, 16)
+    assert label_K is not None
+    assert np.count_nonzero(label_K == label_K[15]) == 1
 
 
 @pytest.mark.parametrize(("name", "n_groups"), [("hierarchy 8 x 6, d 32", 8), ("close hierarchy 5 x 8, d 24", 5)])
@@ -154,11 +253,11 @@ def test_on_tensors_and_points_and_before_fitting(small: Known) -> None:
 
 
 @pytest.mark.parametrize("merge", [None, "paper"])
-def test_groups_are_of_components_that_stand_apart(merge: str | None, small: Known) -> None:
+def test_parts_of_a_cloud_have_no_groups(merge: str | None) -> None:
     """One cloud cut into many parts has groups of parts, which are nothing but the cloud's shape."""
-    mixture = VonMisesFisherMixture(6, merge=merge, merge_floor=4, random_state=0).fit(small.X)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match=r"use that\."):
-        mixture.groups(small.X)
+    x = unit(np.random.default_rng(0).normal(size=(2000, 8)) * np.linspace(4, 0.5, 8) + 6)
+    mixture = VonMisesFisherMixture(60, merge=merge, merge_floor=40, random_state=0).fit(x)  # pyright: ignore[reportArgumentType]
+    assert not mixture.groups(x).is_found
 
 
 def test_the_nearest_components(small: Known) -> None:

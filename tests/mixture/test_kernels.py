@@ -1,11 +1,10 @@
-"""The Triton kernels: under the interpreter here, on a GPU where there is one."""
+"""The Triton kernels of the mixture: where they fit, and when they are chosen.
+
+What they compute is checked by ``interpreted_kernels.py`` and on a GPU by ``test_kernels_gpu.py``.
+"""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -17,14 +16,6 @@ from tests.learn.cuda.compiled_kernels import compiled, needs_a_compiler
 
 # Capability, and bytes of shared memory that a program may take.
 CHIPS = {"A100": (80, 166_912), "RTX 3090": (86, 101_376), "RTX 4090": (89, 101_376), "H200": (90, 232_448)}
-
-
-def test_kernels_agree_with_torch_under_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    script = Path(__file__).with_name("interpreted_kernels.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_another_number_of_components_does_not_compile_again() -> None:
@@ -67,7 +58,7 @@ def check_fits(chip: str, d: int) -> None:
 
 
 @needs_a_compiler
-@pytest.mark.parametrize(("chip", "d"), [("RTX 3090", 256), ("RTX 3090", 512), ("A100", 768), ("H200", 512)])
+@pytest.mark.parametrize(("chip", "d"), [("RTX 3090", 512), ("A100", 768), ("H200", 512)])
 def test_kernels_fit_on_the_chip(chip: str, d: int) -> None:
     check_fits(chip, d)
 

@@ -101,9 +101,18 @@ class Watched:
             assert time.monotonic() < end, f"never true: {expression}"
             self.page.wait_for_timeout(20)
 
+    def wait_for_fault(self, text: str, patience: float = 10.0) -> None:
+        """Wait until a fault that is expected has been told, and forget it."""
+        end = time.monotonic() + patience
+        while not any(text in fault for fault in self.faults):
+            assert time.monotonic() < end, f"no {text} among the faults {self.faults}"
+            self.page.wait_for_timeout(20)
+        self.faults[:] = [fault for fault in self.faults if text not in fault]
+
     def check(self) -> None:
-        """Fail with what went wrong so far."""
-        assert self.faults == []
+        """Fail with what went wrong since the last time."""
+        faults, self.faults[:] = self.faults[:], []
+        assert faults == [], "\n".join(faults)
         assert self.page.evaluate("window.pwned") is None
 
     def close(self) -> None:

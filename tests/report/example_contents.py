@@ -17,6 +17,8 @@ from siammm.report.schema import (
     Comparison,
     Contents,
     Figure,
+    Group,
+    HowFound,
     Images,
     Run,
     Suspect,
@@ -44,6 +46,10 @@ class Example:
 
     n_images: int = 400
     n_clusters: int = 12
+    n_groups: int = 0
+    """0: one level, where every cluster is its own group."""
+    named: bool = False
+    """Whether a person has named every other group."""
     n_splits: int = 2
     """Finer groups of each cluster in the tree."""
     n_labels: int = 6
@@ -95,9 +101,11 @@ def make(example: Example) -> Made:
         run=_run(example, name=HOSTILE[0] if example.hostile else "example", n_clusters=k),
         label_names=label_names or None,
         curves=_curves(k, draw),
+        how_found=HowFound(number="The number of clusters was found.", levels=_levels(example)),
         merge_rounds=[(float(10 + 2 * i), before, after) for i, (before, after) in enumerate(_falls(k))],
         map_method="pca",
         map_share=0.41,
+        groups=_groups(members, label, example),
         clusters=[_cluster(i, members, label, example, draw) for i in range(k)],
         images=Images(
             id=names,
@@ -132,6 +140,7 @@ def _run(example: Example, *, name: str, n_clusters: int) -> Run:
         data=HOSTILE[3] if example.hostile else "photos",
         n_images=example.n_images,
         n_clusters=n_clusters,
+        n_groups=example.n_groups or n_clusters,
         image_size=example.thumbnail,
         backbone="resnet18",
         method="siammm",
@@ -175,6 +184,36 @@ def _majority(label: np.ndarray) -> tuple[int, float | None]:
     return (counts[0][0], counts[0][1] / sum(n for _, n in counts)) if counts else (-1, None)
 
 
+def _group_of(i: int, example: Example) -> int:
+    return i * example.n_groups // example.n_clusters if example.n_groups else i
+
+
+def _levels(example: Example) -> str:
+    return f"The clusters form {example.n_groups} groups." if example.n_groups else "There is one level: no groups."
+
+
+def _groups(members: list[np.ndarray], label: np.ndarray, example: Example) -> list[Group]:
+    groups: list[Group] = []
+    for g in range(example.n_groups or example.n_clusters):
+        own = [i for i in range(example.n_clusters) if _group_of(i, example) == g]
+        rows = np.concatenate([members[i] for i in own])
+        name = (HOSTILE[g % len(HOSTILE)] if example.hostile else f"kind {g}") if example.named and g % 2 == 0 else ""
+        most, purity = _majority(label[rows])
+        turns = itertools.zip_longest(*(members[i][:24].tolist() for i in own))
+        groups.append(
+            Group(
+                name=name,
+                size=len(rows),
+                clusters=sorted(own, key=lambda i: -len(members[i])),
+                central=[row for turn in turns for row in turn if row is not None][:24],
+                label=most,
+                purity=purity,
+                label_counts=_counts(label[rows]),
+            )
+        )
+    return groups
+
+
 def _cluster(
     i: int, members: list[np.ndarray], label: np.ndarray, example: Example, draw: np.random.Generator
 ) -> Cluster:
@@ -184,6 +223,7 @@ def _cluster(
     others = [int(j) for j in draw.permutation(example.n_clusters)[:6] if j != i][:5]
     n_merged = 1 + i % 5
     return Cluster(
+        group=_group_of(i, example),
         size=len(mine),
         weight=len(mine) / example.n_images,
         concentration=float(20 * np.exp(2.5 * draw.random())),
@@ -203,17 +243,19 @@ def _cluster(
 
 
 def _tree(members: list[np.ndarray], label: np.ndarray, example: Example) -> Tree:
-    """Each cluster split into as many parts, joined again; then clusters joined, neighbours in number first."""
+    """Each cluster split into as many parts, joined again; then clusters of a group, then groups, neighbours first."""
     parts = [part for mine in members for part in np.array_split(mine, example.n_splits)]
     owner = [i for i in range(len(members)) for _ in range(example.n_splits)]
     left, right, height = [], [], []
     nodes, found = list(parts), list(owner)
+    group = [_group_of(i, example) for i in owner]
 
     def join(a: int, b: int, cluster: int) -> int:
         left.append(a)
         right.append(b)
         nodes.append(np.concatenate([nodes[a], nodes[b]]))
         found.append(cluster)
+        group.append(group[a] if group[a] == group[b] else -1)
         height.append(0.02 * len(left) + (0.5 if cluster < 0 else 0))
         return len(nodes) - 1
 
@@ -223,18 +265,25 @@ def _tree(members: list[np.ndarray], label: np.ndarray, example: Example) -> Tre
         for j in range(1, example.n_splits):
             at = join(at, i * example.n_splits + j, i)
         tops.append(at)
-    while len(tops) > 1:
-        paired = [join(a, b, -1) for a, b in zip(tops[::2], tops[1::2], strict=False)]
-        tops = paired + (tops[-1:] if len(tops) % 2 else [])
+
+    def joined(tops: list[int]) -> int:
+        while len(tops) > 1:
+            paired = [join(a, b, -1) for a, b in zip(tops[::2], tops[1::2], strict=False)]
+            tops = paired + (tops[-1:] if len(tops) % 2 else [])
+        return tops[0]
+
+    joined([joined(list(own)) for _, own in itertools.groupby(tops, key=lambda node: group[node])])
     majority = [_majority(label[rows]) for rows in nodes]
     return Tree(
         n_leaves=len(parts),
         n_clusters=len(members),
+        n_groups=example.n_groups or len(members),
         left=left,
         right=right,
         height=height,
         size=[len(rows) for rows in nodes],
         cluster=found,
+        group=group,
         label=[most for most, _ in majority],
         purity=[purity for _, purity in majority],
         examples=[rows[:8].tolist() for rows in nodes],

@@ -88,8 +88,12 @@ def made_run(
     spread: float = 0.3,
     pixels: np.ndarray | None = None,
     backbone: str = "conv-small",
+    groups: list[int] | None = None,
 ) -> Path:
-    """A run folder as training leaves it, around random clusters, with its images beside it."""
+    """A run folder as training leaves it, around random clusters, with its images beside it.
+
+    ``groups`` is the group of each cluster; by default each is its own, as where no coarser level is found.
+    """
     random = np.random.default_rng(seed)
     centre_KD = random.normal(size=(k, d))
     centre_KD /= np.linalg.norm(centre_KD, axis=1, keepdims=True)
@@ -110,9 +114,11 @@ def made_run(
     save_network(made.path / run.ENCODER, network, config, views(size)[0])
     mixture.save(made.path / run.MIXTURE)
     np.save(made.path / run.EMBEDDINGS, x_ND.astype(np.float16))
+    label_N = np.asarray(mixture.labels_, dtype=np.int32)
     columns: dict[str, Any] = {
         "id": [source.identifier(i) for i in range(n)],
-        "cluster": np.asarray(mixture.labels_, dtype=np.int32),
+        "cluster": label_N,
+        "group": np.asarray(range(k) if groups is None else groups, dtype=np.int32)[label_N],
         "probability": np.asarray(mixture.predict_proba(x_ND).max(axis=1).toarray().ravel(), dtype=np.float32),
         "outlier_score": outlier_score(np.asarray(mixture.score_samples(x_ND))),
     }
@@ -127,7 +133,15 @@ def made_run(
 def rewrite(folder: Path, **columns: Any) -> None:
     """Put other columns into the run's table of assignments."""
     table = pq.read_table(folder / run.ASSIGNMENTS).to_pydict() | columns
+    if "cluster" in columns and "group" not in columns:
+        table["group"] = table["cluster"]
     pq.write_table(pa.table(table), folder / run.ASSIGNMENTS)
+
+
+def without_groups(folder: Path) -> Path:
+    """The run as an earlier version left it, which did not look for groups."""
+    pq.write_table(pq.read_table(folder / run.ASSIGNMENTS).drop_columns(["group"]), folder / run.ASSIGNMENTS)
+    return folder
 
 
 def opened(folder: Path, *, data: str | None = None, **reading: Any) -> Run:
@@ -161,6 +175,7 @@ def check_contents(contents: Contents, opened_run: Run) -> None:
     assert images["label"] == opened_run.label_N[row_of].tolist()
     check_thumbnails(contents)
     check_clusters(contents, opened_run.n_images)
+    check_groups(contents, opened_run)
     if contents["tree"] is not None:
         check_tree(contents, opened_run.n_images)
     for suspect in contents["suspects"] or []:
@@ -216,13 +231,41 @@ def check_clusters(contents: Contents, n_images: int) -> None:
             assert epochs == sorted(epochs, reverse=True)
 
 
+def check_groups(contents: Contents, opened_run: Run) -> None:
+    groups, clusters, images = contents["groups"], contents["clusters"], contents["images"]
+    assert [cluster["group"] for cluster in clusters] == opened_run.group_K.tolist()
+    assert len(groups) == contents["run"]["n_groups"] == opened_run.n_groups
+    assert sorted(k for group in groups for k in group["clusters"]) == list(range(len(clusters)))
+    for g, group in enumerate(groups):
+        own = [clusters[k] for k in group["clusters"]]
+        assert all(cluster["group"] == g for cluster in own)
+        sizes = [cluster["size"] for cluster in own]
+        assert sizes == sorted(sizes, reverse=True)
+        assert group["size"] == sum(sizes)
+        assert bool(group["central"]) == (group["size"] > 0)
+        assert len(set(group["central"])) == len(group["central"]) <= 24
+        # One image of each cluster, largest first, before the second of any.
+        filled = [k for k in group["clusters"] if clusters[k]["size"]]
+        first = group["central"][: len(filled)]
+        assert [images["cluster"][row] for row in first] == filled[: len(first)]
+        assert set(group["central"]) <= {row for cluster in own for row in cluster["central"]}
+        counts = Counter[int]()
+        for cluster in own:
+            counts.update(dict(cluster["label_counts"]))
+        assert dict(group["label_counts"]) == dict(counts)
+        assert group["label"] == max(counts, key=lambda label: (counts[label], -label), default=-1)
+        share = counts[group["label"]] / counts.total() if counts else None
+        assert (group["purity"] is None) == (share is None)
+        assert share is None or abs((group["purity"] or 0) - share) < 1e-3
+
+
 def check_tree(contents: Contents, n_images: int) -> None:
     tree = contents["tree"]
     assert tree is not None
     n, k = tree["n_leaves"], tree["n_clusters"]
     assert k == contents["run"]["n_clusters"] <= n
     assert len(tree["left"]) == len(tree["right"]) == len(tree["height"]) == n - 1
-    for name in ("size", "cluster", "label", "purity", "examples"):
+    for name in ("size", "cluster", "group", "label", "purity", "examples"):
         assert len(tree[name]) == 2 * n - 1, name
     assert sum(tree["size"][:n]) == n_images == tree["size"][-1]
     assert tree["height"] == sorted(tree["height"])
@@ -244,6 +287,13 @@ def check_tree(contents: Contents, n_images: int) -> None:
     for node in cut(contents, k):
         assert tree["label"][node] == contents["clusters"][tree["cluster"][node]]["label"]
         assert tree["purity"][node] == contents["clusters"][tree["cluster"][node]]["purity"]
+    assert tree["n_groups"] == len(contents["groups"])
+    parts = cut(contents, tree["n_groups"])
+    assert sorted(tree["group"][node] for node in parts) == list(range(tree["n_groups"])), "a cut gives the groups"
+    for node in parts:
+        assert tree["size"][node] == contents["groups"][tree["group"][node]]["size"]
+    for node, cluster in enumerate(tree["cluster"]):
+        assert cluster < 0 or tree["group"][node] == contents["clusters"][cluster]["group"]
     for node, rows in enumerate(tree["examples"]):
         assert bool(rows) == (tree["size"][node] > 0)
         assert all(0 <= row < len(contents["images"]["id"]) for row in rows)

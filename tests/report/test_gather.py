@@ -27,6 +27,7 @@ from tests.report.made_runs import (
     rewrite,
     small_set,
     trained_run,
+    without_groups,
 )
 
 
@@ -125,6 +126,63 @@ def test_empty_clusters(tmp_path: Path) -> None:
     contents = gather(run, GatherSettings()).contents
     check_contents(contents, run)
     assert [cluster["size"] for cluster in contents["clusters"]] == [30, 0, 30, 0]
+
+
+# -- groups
+
+
+def test_groups_of_clusters(tmp_path: Path) -> None:
+    run = opened(made_run(tmp_path, n=300, k=7, groups=[1, 0, 2, 0, 1, 0, 2]))
+    contents = gather(run, GatherSettings()).contents
+    check_contents(contents, run)
+    assert [sorted(group["clusters"]) for group in contents["groups"]] == [[1, 3, 5], [0, 4], [2, 6]]
+    assert contents["title"] == "made: 3 groups of 7 clusters of 300 images"
+    assert [group["name"] for group in contents["groups"]] == ["", "", ""]
+    assert contents["how_found"]["levels"].startswith("The clusters form 3 groups. ")
+
+
+def test_one_level(tmp_path: Path) -> None:
+    run = opened(made_run(tmp_path))
+    contents = gather(run, GatherSettings()).contents
+    assert [group["clusters"] for group in contents["groups"]] == [[k] for k in range(5)]
+    assert contents["title"] == "made: 5 clusters of 200 images"
+    assert contents["how_found"]["levels"].startswith("There is one level: ")
+
+
+def test_a_run_that_did_not_look_for_groups(tmp_path: Path) -> None:
+    run = opened(without_groups(made_run(tmp_path, groups=[0, 0, 0, 1, 1])))
+    contents = gather(run, GatherSettings()).contents
+    check_contents(contents, run)
+    assert len(contents["groups"]) == 5
+    assert "did not look for groups" in contents["how_found"]["levels"]
+
+
+def test_a_group_with_an_empty_cluster(tmp_path: Path) -> None:
+    folder = made_run(tmp_path, n=60, k=4)
+    rewrite(folder, cluster=[0] * 20 + [1] * 20 + [2] * 20, group=[0] * 40 + [1] * 20)
+    run = opened(folder)
+    contents = gather(run, GatherSettings()).contents
+    check_contents(contents, run)
+    assert [group["size"] for group in contents["groups"]] == [40, 20]
+
+
+def test_more_clusters_in_a_group_than_images_that_stand_for_it(tmp_path: Path) -> None:
+    run = opened(made_run(tmp_path, n=300, k=30, groups=[0] * 29 + [1]))
+    contents = gather(run, GatherSettings()).contents
+    check_contents(contents, run)
+    assert len({contents["images"]["cluster"][row] for row in contents["groups"][0]["central"]}) == 24
+
+
+def test_names_of_groups(tmp_path: Path) -> None:
+    folder = made_run(tmp_path, groups=[0, 0, 1, 1, 1])
+    opened(folder).group_names.give(1, "birds")
+    contents = gather(opened(folder), GatherSettings()).contents
+    assert [group["name"] for group in contents["groups"]] == ["", "birds"]
+    assert not any("named" in note for note in contents["notes"])
+    rewrite(folder, group=opened(folder).cluster_N.tolist())
+    contents = gather(opened(folder), GatherSettings()).contents
+    assert {group["name"] for group in contents["groups"]} == {""}
+    assert any("in an earlier result of this run, so these names are not shown" in note for note in contents["notes"])
 
 
 def test_what_is_not_finite(tmp_path: Path) -> None:
@@ -265,8 +323,8 @@ def test_rows_that_changed_are_not_shown(tmp_path: Path) -> None:
     np.save(tmp_path / "made-images.npy", np.zeros((200, 8, 8, 3), np.uint8))
     contents = gather(opened(folder), GatherSettings()).contents
     assert set(contents["images"]["thumbnail"]) == {-1}
-    assert "are not those that the run was trained on, so none are shown" in contents["notes"][0]
-    with pytest.raises(InputError, match="are not those that the run was trained on; give --data"):
+    assert "are not those of the run, so none are shown" in contents["notes"][0]
+    with pytest.raises(InputError, match="are not those of the run; give --data"):
         opened(folder, data=str(tmp_path / "made-images.npy"))
 
 
@@ -325,7 +383,7 @@ def test_what_is_no_finished_run(tmp_path: Path, trained: Path) -> None:
         (tmp_path / "nowhere", "does not exist, but a run is a folder"),
         (tmp_path / "file", "is a file, but a run is a folder"),
         (tmp_path / "empty", "is a folder, but no run: it has no encoder.safetensors"),
-        (spoilt("clustered", "config.json", "encoder.safetensors"), "was written by siammm cluster"),
+        (spoilt("bare", "config.json", "encoder.safetensors"), "it has no encoder.safetensors, and no summary.json"),
         (spoilt("unfinished", "encoder.safetensors"), "has not finished; continue with: siammm train --resume"),
         (spoilt("plain", "mixture.safetensors"), "has no clusters, because it was trained without a mixture"),
         (spoilt("torn", "assignments.parquet"), "assignments.parquet cannot be read"),

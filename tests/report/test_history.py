@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -116,6 +118,42 @@ def test_the_curve_of_clusters_ends_at_what_was_found(found: Run) -> None:
     rows[-1]["n_clusters"] = 3
     assert history.curves_of(changed(found, metrics=rows))["n_clusters"] == [(1.0, 9.0), (2.0, 3.0)]
     assert history.curves_of(changed(found, metrics=[{"epoch": 1, "loss": 1.0}])) == {"loss": [(1.0, 1.0)]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "n_start", "sentences"),
+    [
+        ({"merge": "auto"}, 40, ["was found, by --merge auto. There were 40 clusters at the start, and those that"]),
+        ({"merge": "auto"}, 3, ["was found, by --merge auto. There were 3 clusters at the start, and a test told all"]),
+        ({"merge": "auto", "merge_floor": 3}, 40, ["was held by --merge-floor 3. There were 40", "might be fewer"]),
+        ({"merge": "auto", "merge_floor": 3}, 3, ["was found, by --merge auto."]),
+        ({"merge": "paper", "merge_floor": 3}, 40, ["was held by --merge-floor 3."]),
+        (
+            {"merge": "paper", "merge_threshold": -1.2},
+            40,
+            ["follows from --merge paper.", "threshold -1.2 ", "by itself"],
+        ),
+        ({"merge": "none", "n_components": 3}, 3, ["not found but fixed, by --merge none and --n-components 3."]),
+        ({"merge": "none", "n_components": None}, 3, ["not found but fixed, by --merge none and the default of --n-"]),
+    ],
+)
+def test_where_the_number_of_clusters_comes_from(
+    settings: dict[str, Any], n_start: int, sentences: list[str], found: Run
+) -> None:
+    config = replace(found.config, clustering=replace(found.config.clustering, **settings))
+    said = history.how_found(changed(found, config=config, merges={"n_components": [n_start]}))
+    assert said["number"].startswith("The number of clusters ")
+    for sentence in sentences:
+        assert sentence in said["number"]
+    reason = "no larger groups were found" if settings["merge"] == "auto" else "looked for only with --merge auto"
+    assert said["levels"].startswith("There is one level: ")
+    assert reason in said["levels"]
+
+
+def test_levels(found: Run) -> None:
+    two = changed(found, group_K=np.array([0, 1, 0]))
+    assert history.how_found(two)["levels"].startswith("The clusters form 2 groups. ")
+    assert history.run_summary(two, data="here", image_size=8)["n_groups"] == 2
 
 
 def test_what_a_run_is(tmp_path: Path) -> None:

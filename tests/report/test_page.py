@@ -64,10 +64,41 @@ def test_opens_from_disk_and_says_what_was_found(report: Watched):
     page.wait_for_selector(".points")
     page.wait_for_selector("canvas.thumbnail[data-painted]")
     assert page.locator("#nav a").count() == len(SECTIONS)
-    assert page.locator(".chart svg").count() >= 4
     painted = "c => { const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; return d.some(v => v); }"
     assert page.eval_on_selector("canvas.points", painted)
     assert page.eval_on_selector(".ribbon canvas", painted)
+
+
+def test_how_it_was_found_is_closed(report: Watched):
+    """Curves are for those who ask."""
+    page = report.page
+    closed = page.locator("details.how-found")
+    closed.wait_for()
+    assert closed.get_attribute("open") is None
+    assert not page.get_by_text("The number of clusters was found.").is_visible()
+    assert page.locator("#section-overview .chart:visible").count() == 0
+    for name in ("Loss", "learning rate", "kNN", "Size and concentration"):
+        assert closed.locator(".chart-title", has_text=name).count() >= 1
+    page.get_by_text("How it was found").click()
+    assert page.get_by_text("The number of clusters was found.").is_visible()
+    report.until("document.querySelectorAll('.how-found .chart svg').length >= 4")
+    assert page.locator("#section-overview .chart:visible").count() == closed.locator(".chart").count() >= 4
+    page.get_by_text("How it was found").click()
+
+
+def test_one_level_is_said_to_be_one(report: Watched):
+    page = report.page
+    assert page.get_by_text("There is one level: no groups.").first.is_visible()
+    assert page.locator("#nav a[data-section='groups']").count() == 0
+    page.wait_for_selector(".points")
+    assert page.locator(".map").locator("xpath=..").locator("fieldset label").all_inner_texts() == ["Cluster", "Label"]
+    assert page.locator(".chips").first.get_attribute("aria-label") == "Show one cluster"
+    options = report.visit("#/clusters").locator("#section-clusters option").all_inner_texts()
+    assert "Group" not in options
+    report.visit("#/clusters?cluster=1")
+    assert "Group" not in page.inner_text("dialog .facts")
+    assert page.locator("#section-tree .chip, .naming").count() == 0
+    assert report.visit("#/tree").locator("#section-tree .cut .chip").all_inner_texts() == ["Found: 12"]
 
 
 def test_figures_are_tables_by_protocol(report: Watched):
@@ -220,18 +251,18 @@ def test_the_tree_is_cut_anywhere(report: Watched):
     page = report.visit("#/tree")
     cards = "#section-tree li"
     assert page.locator(cards).count() == 12
-    assert "clusters that training found" in page.inner_text("#section-tree")
-    page.get_by_label("Number of groups, K").focus()
+    assert "These are the clusters that were found." in page.inner_text("#section-tree")
+    page.get_by_label("Number of parts, K").focus()
     page.keyboard.press("ArrowLeft")
     report.until("document.querySelectorAll('#section-tree li').length === 11")
     page.get_by_label("K", exact=True).fill("14")
     report.until("location.hash.includes('k=14')")
-    assert "not by training" in page.inner_text("#section-tree")
+    assert "made for this report" in page.inner_text("#section-tree")
     page.get_by_label("K", exact=True).fill("1")
     report.until("document.querySelectorAll('#section-tree li').length === 1")
     page.get_by_role("button", name="Found: 12").click()
     report.until("document.querySelectorAll('#section-tree li').length === 12")
-    page.get_by_label("Number of groups, K").focus()
+    page.get_by_label("Number of parts, K").focus()
     page.keyboard.press("Home")
     report.until("location.hash.includes('k=1')")
     page.locator("#section-tree li a").click()
@@ -424,11 +455,29 @@ def test_a_run_without_labels_or_more_is_shown(browser, folder: Path):
     watched = Watched(browser, write_page(folder, example, "bare.html"))
     page = watched.page
     assert page.inner_text("h1").replace("\xa0", " ") == "1 cluster in 3 images"
-    assert page.locator("#nav a").count() == 3
-    watched.until("document.querySelector('#section-overview').innerText.includes('no labels to measure by')")
+    assert page.locator("#nav a").count() == 2
+    page.wait_for_selector(".points")
     assert page.evaluate("[11488, 11508, 20000].map(tickText)") == ["11.488k", "11.508k", "20k"]
     watched.visit("#/clusters?cluster=0")
-    assert "siammm audit" in watched.visit("#/suspects").inner_text("#section-suspects")
+    watched.check()
+    watched.close()
+
+
+@pytest.mark.parametrize("n_groups", [0, 3])
+def test_nothing_is_said_about_labels_where_there_are_none(browser, folder: Path, n_groups: int):
+    example = Example(n_labels=0, n_groups=n_groups, evaluated=False, comparison=False)
+    watched = Watched(browser, write_page(folder, example, f"unlabelled-{n_groups}.html"))
+    page = watched.page
+    found = page.eval_on_selector_all("#nav a", "all => all.map(one => one.dataset.section)")
+    assert found == [*(["groups"] if n_groups else []), "overview", "clusters", "tree"]
+    for address in [*(f"#/{section}" for section in found), "#/clusters?cluster=1", "#/groups?group=1", "#/suspects"]:
+        page.evaluate("hash => { location.hash = hash; }", address)
+        watched.settle()
+        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        spoken = page.eval_on_selector_all("[aria-label]", "all => all.map(one => one.ariaLabel)")
+        text = " ".join([page.inner_text("body"), *spoken])
+        for word in ("label", "class ", "classes", "purity", "audit", "evaluat"):
+            assert word not in text.lower(), (address, word)
     watched.check()
     watched.close()
 

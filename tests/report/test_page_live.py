@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from siammm.cli import main
 from siammm.report.explorer import Explorer
 from siammm.report.gather import GatherSettings, gather
 from siammm.report.serve import Server
@@ -17,25 +19,38 @@ from tests.report.browser import PHONE, Watched, chromium, serious_faults
 from tests.report.made_runs import made_run, opened
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    run = opened(made_run(tmp_path_factory.mktemp("run"), n=300, k=4))
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    run = opened(folder)
     with Server(0) as found:
         found.show(Explorer(run, gather(run, GatherSettings(live=True))))
         thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        yield found
-        found.shutdown()
-        thread.join()
+        try:
+            yield found
+        finally:
+            found.shutdown()
+            thread.join()
 
 
 @pytest.fixture(scope="module")
-def report(server: Server) -> Iterator[Watched]:
-    with chromium() as browser:
-        watched = Watched(browser, server.url)
-        yield watched
-        watched.check()
-        watched.close()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(made_run(tmp_path_factory.mktemp("run"), n=300, k=4)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def report(browser, server: Server) -> Iterator[Watched]:
+    watched = Watched(browser, server.url)
+    yield watched
+    watched.check()
+    watched.close()
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +103,10 @@ def test_what_is_no_picture_is_said_to_be_none(report: Watched, tmp_path: Path):
     page = report.visit("#/search")
     page.set_input_files("#picture", path)
     report.until("document.querySelector('#section-search [role=status]').textContent.length > 10")
+    report.settle()  # what the browser notes of it may come later than what the page says
     assert "Looking" not in page.inner_text("#section-search [role=status] >> nth=0")
-    # The browser itself notes an answer that is an error; that is no fault of the page.
-    report.faults[:] = [fault for fault in report.faults if "422" not in fault]
+    # The browser itself notes an answer that is an error, sooner or later; that is no fault of the page.
+    report.wait_for_fault("422")
     report.check()
 
 
@@ -129,14 +145,20 @@ def test_an_answer_in_another_order_is_dropped(report: Watched):
         """() => {
           const ask = window.fetch;
           window.fetch = async (path, options) => {
-            if (String(path).includes("order=central")) await new Promise((done) => setTimeout(done, 400));
-            return ask(path, options);
+            if (!String(path).includes("order=central")) return ask(path, options);
+            const answer = await ask(path, options);
+            await new Promise((done) => { window.letGo = done; });
+            setTimeout(() => { window.wentOn = true; }, 100);
+            return answer;
           };
         }"""
     )
     page.get_by_role("button", name="Show all images").click()
+    report.until("window.letGo !== undefined")
     page.get_by_label("Most outlying first").check()
-    page.wait_for_timeout(700)
+    report.until("document.querySelectorAll('[aria-label=\"All images of the cluster\"] button').length > 0")
+    page.evaluate("window.letGo()")
+    report.until("window.wentOn === true")
     first = page.evaluate("fetch('cluster/1?limit=60&order=outlying').then((answer) => answer.json())")
     shown = page.locator("[aria-label='All images of the cluster'] button")
     assert shown.count() == len(first["images"])
@@ -144,6 +166,94 @@ def test_an_answer_in_another_order_is_dropped(report: Watched):
     page.keyboard.press("Escape")
     page.reload()
     report.check()
+
+
+# -- names
+
+
+def test_a_group_is_named_and_the_report_shows_it(browser, tmp_path: Path):
+    folder = made_run(tmp_path, n=120, k=5, groups=[0, 1, 0, 1, 1])
+    with serving(folder) as server:
+        watched = Watched(browser, server.url)
+        page = watched.visit("#/groups?group=1")
+        box = page.get_by_label("Name")
+        assert box.input_value() == ""
+        box.fill("  small <b>birds</b> ")
+        box.press("Enter")
+        page.get_by_text("Kept in the run folder.").wait_for()
+        assert box.input_value() == "small <b>birds</b>"
+        assert page.locator("#section-groups h1:visible").inner_text() == "small <b>birds</b>"
+        assert serious_faults(page) == []
+        page.set_viewport_size(PHONE)
+        watched.settle()
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        # What was shown before has the name too.
+        page.get_by_role("link", name="All groups").click()
+        page.locator("a[data-group='1']", has_text="small <b>birds</b>").wait_for()
+        page.reload()
+        page.locator("a[data-group='1']", has_text="small <b>birds</b>").wait_for()
+        page = watched.visit("#/groups?group=1")
+        page.get_by_label("Name").fill("x" * 100)
+        page.evaluate("document.querySelector('.naming input').value = 'y'.repeat(101)")
+        page.get_by_role("button", name="Save").click()
+        page.get_by_text("at most 100 are kept; shorten it.").wait_for()
+        watched.faults[:] = [fault for fault in watched.faults if "422" not in fault]
+        assert page.locator("#section-groups h1:visible").inner_text() == "small <b>birds</b>"
+        page = watched.visit("#/groups?group=0")
+        page.get_by_label("Name").fill("fish")
+        page.get_by_role("button", name="Save").click()
+        page.get_by_text("Kept in the run folder.").wait_for()
+        page.get_by_label("Name").fill("")
+        page.get_by_role("button", name="Save").click()
+        page.get_by_text("It has no name now.").wait_for()
+        assert page.locator("#section-groups h1:visible").inner_text() == "Group 0"
+        watched.check()
+        watched.close()
+    output = tmp_path / "page.html"
+    assert main(["report", str(folder), "--output", str(output), "--no-open", "--device", "cpu"]) == 0
+    watched = Watched(browser, output.as_uri())
+    watched.page.locator("a[data-group='1']", has_text="small <b>birds</b>").wait_for()
+    assert "fish" not in watched.page.inner_text("#section-groups")
+    assert watched.visit("#/groups?group=1").locator(".naming").count() == 0, "only where it can be kept"
+    watched.check()
+    watched.close()
+
+
+def test_a_cluster_is_named_where_there_is_one_level(report: Watched, server: Server):
+    page = report.visit("#/clusters?sort=number&cluster=2")
+    page.get_by_label("Name").fill("boats")
+    page.keyboard.press("ArrowLeft")  # within the box, not to the cluster before
+    page.keyboard.press("Enter")
+    page.get_by_text("Kept in the run folder.").wait_for()
+    assert page.inner_text("dialog h2").startswith("boats")
+    page.keyboard.press("Escape")
+    report.settle()
+    assert "boats" in page.locator("#section-clusters a[data-cluster='2']").inner_text()
+    assert server.explorer is not None
+    assert server.explorer.run.group_names.read()[0] == ["", "", "boats", ""]
+    page.reload()
+    report.visit("#/clusters?cluster=2")
+    page.get_by_label("Name").fill("")
+    page.get_by_role("button", name="Save").click()
+    page.get_by_text("It has no name now.").wait_for()
+    page.keyboard.press("Escape")
+    report.check()
+
+
+def test_a_search_names_the_group(browser, tmp_path: Path, picture: Path):
+    folder = made_run(tmp_path, n=120, k=5, groups=[0, 1, 0, 1, 1])
+    names = opened(folder).group_names
+    for g, name in enumerate(["fish", "birds"]):
+        names.give(g, name)
+    with serving(folder) as server:
+        watched = Watched(browser, server.url)
+        page = watched.visit("#/search")
+        page.set_input_files("#picture", picture)
+        page.wait_for_selector(".likely")
+        index = page.evaluate("Number(document.querySelector('.likely').dataset.cluster)")
+        assert ["fish", "birds"][[0, 1, 0, 1, 1][index]] in page.inner_text(".query-side .facts")
+        watched.check()
+        watched.close()
 
 
 def test_a_phone_fits_the_search(report: Watched):

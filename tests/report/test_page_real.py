@@ -31,11 +31,11 @@ def browser() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def demo(browser, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's recipe for a few epochs, with wrong labels planted for the audit to find."""
+    """The demo's recipe for two epochs, with wrong labels planted for the audit to find."""
     folder = tmp_path_factory.mktemp("demo")
     run, audit, page = (str(folder / name) for name in ("run", "audit", "page.html"))
     small = ["--device", "cpu"]
-    assert main(["train", "digits", "--preset", "demo", "--epochs", "6", "--output", run, *small]) == 0
+    assert main(["train", "digits", "--preset", "demo", "--epochs", "2", "--output", run, *small]) == 0
     assert main(["audit", run, "--plant", "0.03", "--output", audit, *small]) == 0
     assert main(["report", run, "--audit", audit, "--output", page, "--no-open", *small]) == 0
     return Path(page)
@@ -75,7 +75,7 @@ def walk(watched: Watched, n_clusters: int | None) -> None:
     for wanted in ("2", "5"):
         groups.fill(wanted)
         groups.press("Enter")
-        page.get_by_text(f"{wanted} groups").first.wait_for()
+        page.get_by_text(f"{wanted} parts").first.wait_for()
     page.get_by_role("button", name="Dark").click()
     assert page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") is False
     watched.settle()
@@ -101,6 +101,7 @@ def test_the_demo(browser, demo: Path) -> None:
     watched.close()
 
 
+@pytest.mark.slow
 def test_ten_thousand_images(browser, cifar: Path) -> None:
     assert cifar.stat().st_size < LARGEST_FILE
     watched = Watched(browser, cifar.as_uri())
@@ -112,7 +113,7 @@ def test_ten_thousand_images(browser, cifar: Path) -> None:
     watched.close()
 
 
-@pytest.mark.parametrize("of", ["demo", "cifar"])
+@pytest.mark.parametrize("of", ["demo", pytest.param("cifar", marks=pytest.mark.slow)])
 def test_on_a_phone(of: str, browser, request: pytest.FixtureRequest) -> None:
     watched = Watched(browser, request.getfixturevalue(of).as_uri(), viewport=PHONE)
     for section in SECTIONS:

@@ -20,7 +20,8 @@ from siammm.evaluate.subject import TableSubject, open_subject
 from siammm.learn.encode import encode
 from siammm.learn.networks import build_backbone
 from siammm.runs.lite import _file
-from siammm.runs.models import Model, default_encoder, features, open_model
+from siammm.runs.models import Model, features, open_model
+from siammm.runs.pretrained import default_encoder
 from siammm.runs.run import Run
 from siammm.runs.weights import load_matching, read_tensors
 from siammm.runs.writer import RunWriter

@@ -67,13 +67,14 @@ FLAGS = {
         --output --overwrite --formats --encoder --data --hub --device --image-key --label-key --loader --workers
         --max-bad-images --max-pixels
     """,
+    "sort": "--to --by --copy --link --data",
     "bench": """
         --preset --batch-size --seconds --compile --output --overwrite --device --random-state
     """,
 }
 ON_OFF = {
     "--overwrite", "--momentum-encoder", "--zero-init-residual", "--size-weighting", "--normaliser", "--tensorboard",
-    "--open",
+    "--open", "--copy", "--link",
 }  # fmt: skip
 
 
@@ -142,7 +143,7 @@ def test_the_help_of_a_preset_prints_its_numbers(help_of: Any) -> None:
         assert re.search(rf"--{flag} [^│]+?\(default: {re.escape(value)}\)", text), flag
 
 
-@pytest.mark.parametrize("flag", sorted(ON_OFF - {"--open"}))
+@pytest.mark.parametrize("flag", sorted(ON_OFF - {"--open", "--copy", "--link"}))
 @pytest.mark.parametrize("start", [[], ["--method", "swav"]])
 def test_flags_turn_on_and_off_from_either_default(flag: str, start: list[str]) -> None:
     name = flag[2:].replace("-", "_")

@@ -16,10 +16,11 @@ import torch
 from siammm.audit.suspects import check_classes
 from siammm.core.errors import InputError, StoredFileError
 from siammm.core.reading import open_regular
-from siammm.core.text import one_line
+from siammm.core.text import one_line, shown
 from siammm.data.array_files import map_npy, npy_header, parquet_columns, parquet_file
 from siammm.data.embeddings import ID_KEYS, read_embeddings
 from siammm.data.labels import LABEL_KEYS
+from siammm.data.loader import Loader
 from siammm.learn.encode import encode
 from siammm.metrics.kmeans import clusters_of
 from siammm.metrics.labels import label_codes
@@ -98,6 +99,11 @@ def _from_run(config: AuditConfig, device: torch.device, progress: Progress) -> 
         if value is not None:
             raise InputError(f"{config.subject} is a run, which has its own; leave {flag} out.")
     run = Run.open(config.subject, device=device)
+    if run.clustering is not None and run.clustering.encoder is None:
+        raise InputError(
+            f"{run.given} was clustered from a table of embeddings; audit that table, with its clusters: siammm audit "
+            f"{shown(run.clustering.data)} --mixture {shown(run.mixture_file)}."
+        )
     data = config.data or run.data
     if data is None:
         raise InputError(f"{run.given} does not say what it was trained on; give the labelled images with --data.")
@@ -114,7 +120,7 @@ def _from_run(config: AuditConfig, device: torch.device, progress: Progress) -> 
     try:
         progress("features")
         features = encode(run.network, loader, "features")
-        clusters = clusters_of(run.mixture, encode(run.network, loader, "embeddings")) if run.has_clusters else None
+        clusters = clusters_of(run.mixture, _embeddings(run, loader, features)) if run.has_clusters else None
         labels = loader.labels
         numbers = np.full(loader.n_images, -1) if labels is None else np.asarray(labels, dtype=np.int64)
         return AuditedImages(
@@ -129,6 +135,12 @@ def _from_run(config: AuditConfig, device: torch.device, progress: Progress) -> 
         )
     finally:
         loader.close()
+
+
+def _embeddings(run: Run, loader: Loader, features: torch.Tensor) -> torch.Tensor:
+    """What the run clusters; a pretrained encoder's features are that already."""
+    has_projector = any(True for _ in run.clustered.projector.parameters())
+    return encode(run.network, loader, "embeddings") if has_projector else features
 
 
 # -- labels ------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from siammm.audit import suspects
 from siammm.audit.images import AuditedImages, read_images
 from siammm.audit.results import Planted, summary, suspects_table
 from siammm.audit.suspects import Audit
+from siammm.commands.next_steps import next_steps
 from siammm.commands.process import one_process
 from siammm.core.checks import check_at_least, check_number
 from siammm.core.folders import check_new_folder, new_folder
@@ -71,6 +72,12 @@ def audit(config: AuditConfig) -> None:
         (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
     show(images, found, planted, config.show, sum(seconds.values()), console)
     console.print(f"\nWritten to [bold]{escape(str(output))}[/]: {SUSPECTS}, {SUMMARY}")
+    # The report shows the suspects of a run with their pictures; those of a table can be checked.
+    next_steps(console, ("report", config.subject, "--audit", output) if whole.is_dir() else _check(config))
+
+
+def _check(config: AuditConfig) -> tuple[object, ...]:
+    return ("audit", config.subject, "--plant", "0.05", "--output", "FOLDER")
 
 
 def show(

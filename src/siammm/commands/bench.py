@@ -16,6 +16,7 @@ from rich.table import Table
 import siammm
 from siammm.bench.clock import peak_flops
 from siammm.bench.measure import Figures, measure
+from siammm.commands.next_steps import next_steps
 from siammm.commands.process import one_process
 from siammm.core.checks import check_at_least, check_number
 from siammm.core.device import network_precision
@@ -71,6 +72,7 @@ def bench(config: BenchConfig) -> None:
         with new_file(config.output, overwrite=config.overwrite) as (scratch, _):
             scratch.write_text(json.dumps(as_json(machine, found), indent=1) + "\n", encoding="utf-8")
         console.print(f"Written to [bold]{escape(str(config.output))}[/].")
+    next_steps(console, ("train", "photos/", "--preset", presets[0]))
 
 
 def device_name(device: torch.device) -> str:

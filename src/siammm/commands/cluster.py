@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import re
 import signal
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from rich.console import Console
 from rich.markup import escape
@@ -25,30 +23,33 @@ from rich.table import Table
 from sklearn.exceptions import ConvergenceWarning
 
 import siammm
+from siammm.commands.next_steps import next_steps
 from siammm.commands.process import one_process
 from siammm.core import processes
 from siammm.core.errors import InputError, Stopped, ZeroRowWarning
 from siammm.core.folders import check_new_folder, new_folder
 from siammm.core.progress import Bar
 from siammm.core.text import shown
+from siammm.data import decode
 from siammm.data.contents import holds_images
-from siammm.data.embeddings import EmbeddingTable, read_embeddings
+from siammm.data.embeddings import PATH_KEYS, EmbeddingTable, read_embeddings
+from siammm.data.sources import from_anywhere
 from siammm.export.kept_rows import Embedded, embed_and_keep, forget, rows_kept
 from siammm.export.tables import ImageTable, write_parquet
 from siammm.metrics.clustering import ClusteringScores, clustering_scores, label_codes
 from siammm.metrics.outliers import outlier_score
-from siammm.mixture.groups import Groups
+from siammm.mixture.groups import Groups, of_these_components
 from siammm.mixture.seeding import default_n_components
 from siammm.runs import files
+from siammm.runs.clustered import write_clustered
 from siammm.runs.images import open_images
-from siammm.runs.models import default_encoder, open_model
+from siammm.runs.models import open_model
+from siammm.runs.pretrained import default_encoder
 from siammm.settings.commands import ClusterConfig
 
-# The files of a result; a folder with any other file is not replaced.
-SUMMARY = "summary.json"
-RESULT_NAMES = frozenset({files.ASSIGNMENTS, files.MIXTURE, SUMMARY, files.IMAGES_TABLE})
-
 _ROWS_SHOWN = 12
+# Where clusters must be finer than groups: so many for each, of at least so many samples on average.
+_PARTS, _SAMPLES_PER_PART = 8, 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,10 @@ class Clustering:
     probability: np.ndarray
     outlier_score: np.ndarray
     groups: Groups
+    group_labels: np.ndarray
+    n_start: int
+    n_merged: int | None
+    """The clusters that merging ended with, where these were fewer than the groups and were replaced by finer ones."""
     sizes: np.ndarray
     scores: ClusteringScores | None
     group_scores: ClusteringScores | None
@@ -75,7 +80,7 @@ def cluster(config: ClusterConfig) -> None:
             "in a script where each process passes its own rows to fit (docs/many-machines.md)."
         )
     output = config.output or default_output(config.data)
-    check_new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES)
+    check_new_folder(output, overwrite=config.overwrite, ours=files.CLUSTERED_NAMES)
     if _is_of_images(config):
         _cluster_images(config, output, Console(highlight=False))
     else:
@@ -114,7 +119,12 @@ def _cluster_images(config: ClusterConfig, output: Path, console: Console) -> No
             embedded, encoder = _embedded(config, kept, console)
         table = _as_embeddings(embedded.table, config.data)
         found = find_clusters(table, config, seconds)
-        images = {"encoder": encoder, "fingerprint": embedded.fingerprint, "set_aside": embedded.set_aside}
+        images = {
+            "path": from_anywhere(config.data),
+            "fingerprint": embedded.fingerprint,
+            "encoder": encoder | {"digest": embedded.network},
+            "set_aside": embedded.set_aside,
+        }
         write(found, config, output, images=images, embedded=embedded.table)
     except KeyboardInterrupt:
         if not rows_kept(kept):
@@ -124,7 +134,7 @@ def _cluster_images(config: ClusterConfig, output: Path, console: Console) -> No
     try:
         if embedded.set_aside:
             left_out = f"{len(embedded.set_aside):,} images could not be read and were left out"
-            console.print(f"{left_out}; {SUMMARY} lists them.", style="yellow")
+            console.print(f"{left_out}; {files.SUMMARY} lists them.", style="yellow")
         show(found, output, console, of_images=True)
     finally:
         del found, table, embedded  # a file that is mapped cannot be removed everywhere
@@ -140,7 +150,10 @@ def _embedded(config: ClusterConfig, kept: Path, console: Console) -> tuple[Embe
         if model.warning is not None:
             console.print(escape(model.warning), style="yellow")
         console.print(f"[bold]siammm[/] encodes {len(source):,} images with {escape(model.name)} on {device}.")
-        return embed_and_keep(model, source, kept, config.reading, device, progress=bar.show), model.record
+        found = embed_and_keep(model, source, kept, config.reading, device, progress=bar.show)
+        # An earlier result lends the encoder that it was clustered with.
+        lent = None if model.run is None or model.run.clustering is None else model.run.clustering.encoder
+        return found, lent or model.record
 
 
 def _as_embeddings(images: ImageTable, data: str) -> EmbeddingTable:
@@ -183,15 +196,16 @@ def write(
     embedded: ImageTable | None = None,
 ) -> None:
     """Write the result; for images also their embeddings, and what is known of their encoder."""
-    with new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES) as folder:
-        pq.write_table(assignments(found), folder / files.ASSIGNMENTS)
-        found.mixture.save(folder / files.MIXTURE)
-        facts = summary(found, config)
+    facts = summary(found, config)
+    facts["input"] |= images or {
+        "path": os.path.abspath(os.path.expanduser(config.data)),
+        "fingerprint": found.table.fingerprint(),
+    }
+    with new_folder(output, overwrite=config.overwrite, ours=files.CLUSTERED_NAMES) as folder:
+        rows = None if embedded is None else embedded.rows
+        write_clustered(folder, assignments(found), found.mixture, facts, rows)
         if embedded is not None:
             write_parquet(folder / files.IMAGES_TABLE, embedded)
-            facts["input"] |= images or {}
-        text = json.dumps(facts, indent=2, allow_nan=False, default=str)
-        (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
 
 
 def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[str, float]) -> Clustering:
@@ -200,17 +214,28 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
     mixture = _mixture(config, *X.shape)
     with _timed(seconds, "fit"):
         _fit(mixture, X)
+    groups, n_merged, n_start = Groups.none(int(mixture.n_components_)), None, mixture.n_components
+    if config.merge == "auto":  # a number that was given is not questioned
+        with _timed(seconds, "group"):
+            groups = mixture.groups(X)
+            if groups.n_groups > mixture.n_components_:
+                # Clusters that overlap were merged across groups: take finer ones, so that each is in one group.
+                n_merged, n = int(mixture.n_components_), max(groups.n_groups, len(X) // _SAMPLES_PER_PART)
+                finer = {"merge": None, "init": "k-means++", "n_components": min(_PARTS * groups.n_groups, n)}
+                mixture = mixture.set_params(**finer)
+                _fit(mixture, X)
+            groups = of_these_components(groups, X, mixture.labels_, int(mixture.n_components_))
     clusters = np.ascontiguousarray(mixture.labels_)
     # Three more passes over the samples, with the fitted components.
     with _timed(seconds, "describe"):
         probability = mixture.predict_proba(X)[np.arange(len(clusters)), clusters]
         unusual = outlier_score(np.asarray(mixture.score_samples(X)))
-        groups = mixture.groups(X) if config.merge == "auto" else Groups.none(int(mixture.n_components_))
+        group_labels = groups.predict(X, clusters)
     scores, group_scores = None, None
     if table.labels is not None:
         with _timed(seconds, "score"):
             scores = clustering_scores(table.labels, clusters)
-            group_scores = clustering_scores(table.labels, groups.label_K[clusters]) if groups.is_coarser else None
+            group_scores = clustering_scores(table.labels, group_labels) if groups.is_found else None
     return Clustering(
         table=table,
         mixture=mixture,
@@ -218,6 +243,9 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
         probability=np.asarray(probability, dtype=np.float32).ravel(),
         outlier_score=unusual,
         groups=groups,
+        group_labels=group_labels,
+        n_merged=n_merged,
+        n_start=n_start,
         sizes=np.bincount(clusters, minlength=mixture.n_components_),
         scores=scores,
         group_scores=group_scores,
@@ -245,7 +273,7 @@ def assignments(found: Clustering) -> pa.Table:
     columns = {
         "id": pa.array(np.arange(len(found.clusters)) if table.ids is None else table.ids),
         "cluster": pa.array(found.clusters.astype(np.int32)),
-        "group": pa.array(found.groups.label_K[found.clusters].astype(np.int32)),
+        "group": pa.array(found.group_labels.astype(np.int32)),
         "probability": pa.array(found.probability),
         "outlier_score": pa.array(found.outlier_score),
     }
@@ -269,7 +297,8 @@ def summary(found: Clustering, config: ClusterConfig) -> dict[str, Any]:
         "n_components": int(mixture.n_components_),
         "n_groups": found.groups.n_groups,
         "groups": found.groups.label_K.tolist(),
-        "modularity_of_groups": found.groups.modularity,
+        "ratio_of_groups": found.groups.ratio,
+        "n_merged": found.n_merged,
         "converged": bool(mixture.converged_),
         "n_iter": int(mixture.n_iter_),
         "lower_bound": float(mixture.lower_bound_),
@@ -280,7 +309,7 @@ def summary(found: Clustering, config: ClusterConfig) -> dict[str, Any]:
         "scores": None if found.scores is None else dataclasses.asdict(found.scores),
         "scores_of_groups": None if found.group_scores is None else dataclasses.asdict(found.group_scores),
         "seconds": found.seconds,
-        "settings": dataclasses.asdict(config) | {"n_components": mixture.n_components},
+        "settings": dataclasses.asdict(config) | {"n_components": found.n_start},
         "versions": {"siammm": siammm.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
     }
 
@@ -296,17 +325,36 @@ def show(found: Clustering, output: Path, console: Console, *, of_images: bool =
     )
     spread_name = "concentration" if hasattr(mixture, "concentrations_") else "variance"
     console.print(cluster_table(found.sizes, _spread(mixture), spread_name, found.clusters, found.table.labels))
+    if found.n_merged is not None and found.groups.is_found:
+        console.print(
+            f"[dim]Merging ended with {found.n_merged:,} clusters that overlap the groups, so these are finer ones.[/]"
+        )
     if not mixture.converged_:
         console.print("[yellow]EM did not converge within --max-iter steps; raise it for more stable clusters.[/]")
     if found.scores is not None:
         console.print(score_table(found.scores, found.group_scores))
-    written = [files.ASSIGNMENTS, files.MIXTURE, SUMMARY, *([files.IMAGES_TABLE] if of_images else [])]
+    of_the_images = [files.EMBEDDINGS, files.IMAGES_TABLE] if of_images else []
+    written = [files.ASSIGNMENTS, files.MIXTURE, files.SUMMARY, *of_the_images]
     console.print(f"\nWritten to [bold]{escape(str(output))}[/]: {', '.join(written)}")
+    next_steps(console, *_next(found, output, of_images=of_images))
+
+
+def _next(found: Clustering, output: Path, *, of_images: bool) -> list[tuple[object, ...]]:
+    """What to do with the result; pages need von Mises-Fisher clusters, and folders need files."""
+    can_be_shown = hasattr(found.mixture, "concentrations_")
+    columns = [] if found.table.columns is None else found.table.columns.column_names
+    # A table's ids may be the paths of images.
+    first = "" if found.table.ids is None or of_images else str(found.table.ids[0])
+    has_files = any(name in columns for name in PATH_KEYS) or Path(first).suffix.lower() in decode.SUFFIXES
+    # The images of a table's rows are found if somebody says where they are.
+    data = ("--data", "FOLDER") if has_files and not of_images else ()
+    steps: list[tuple[object, ...]] = [("report", output, *data), ("explore", output, *data)] if can_be_shown else []
+    return [*steps, *([("sort", output, "--to", "FOLDER", *data)] if has_files else [])]
 
 
 def in_groups(groups: Groups | None) -> str:
     """How many groups the clusters form, if any."""
-    return f" [bold green]in {groups.n_groups:,} groups[/]" if groups is not None and groups.is_coarser else ""
+    return f" [bold green]in {groups.n_groups:,} groups[/]" if groups is not None and groups.is_found else ""
 
 
 def cluster_table(

@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from siammm.commands.evaluate import figure_text
+from siammm.commands.next_steps import next_steps
 from siammm.core.errors import InputError
 from siammm.core.files import check_new_file, new_file
 from siammm.evaluate import comparison as comparisons
@@ -33,6 +34,7 @@ def compare(config: CompareConfig) -> None:
         with new_file(config.output, overwrite=config.overwrite) as (file, _):
             file.write_text(markdown(comparison), encoding="utf-8")
         console.print(f"Written to [bold]{escape(str(config.output))}[/].")
+    next_steps(console, ("report", "RUN", "--compare", "OTHER"))
 
 
 def _table(comparison: Comparison) -> Table:

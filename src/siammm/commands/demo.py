@@ -105,6 +105,8 @@ def _cards(images: np.ndarray, digits: np.ndarray, clusters: np.ndarray, console
 
 def _next_steps() -> Panel:
     lines = Text.assemble(
+        "Group a folder of photographs with a pretrained encoder:\n",
+        ("  siammm cluster photos/\n", "bold cyan"),
         "Train on a folder of images of your own:\n",
         ("  siammm train photos/\n", "bold cyan"),
         "See what it found, on one page:\n",

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
+from siammm.commands.next_steps import next_steps
 from siammm.commands.process import one_process
 from siammm.core.errors import InputError
 from siammm.core.files import check_new_file, new_file
@@ -17,7 +18,8 @@ from siammm.data.embeddings import SUFFIXES
 from siammm.export.rows import encode_to_file
 from siammm.export.tables import image_table, write_npz, write_parquet
 from siammm.runs.images import image_loader, open_images
-from siammm.runs.models import Model, is_foreign, open_model
+from siammm.runs.models import Model, open_model
+from siammm.runs.pretrained import is_foreign
 from siammm.settings.commands import EmbedConfig
 
 FORMATS = (".parquet", ".npz", ".npy")
@@ -79,6 +81,7 @@ def _embed(config: EmbedConfig, output: Path, device: torch.device, console: Con
         note = "A .npy file holds the numbers alone; .parquet and .npz hold names and clusters too."
         console.print(note, style="dim")
     console.print(f"Written to [bold]{escape(str(output))}[/].")
+    next_steps(console, ("cluster", output))
 
 
 def _open(config: EmbedConfig, device: torch.device) -> Model:

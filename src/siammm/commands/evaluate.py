@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from siammm.commands.next_steps import next_steps
 from siammm.commands.process import one_process
 from siammm.core.folders import check_new_folder, new_folder
 from siammm.core.progress import Bar
@@ -50,6 +51,9 @@ def evaluate(config: EvaluateConfig) -> None:
         console.print(f"\nWritten to [bold]{escape(str(output / record.FILE))}[/].{missing}")
         if stopped is not None:
             raise stopped
+        is_run = isinstance(subject, Model) and subject.run is not None and subject.run.has_clusters
+        pages = [("report", config.subject)] if is_run else []
+        next_steps(console, *pages, ("compare", output, "OTHER"))
 
 
 def announce(task: Task, protocols: Sequence[Protocol], console: Console) -> None:

@@ -6,6 +6,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
+from siammm.commands.next_steps import next_steps
 from siammm.commands.process import one_process
 from siammm.core.progress import Bar
 from siammm.report import projection
@@ -32,6 +33,7 @@ def explore(config: ExploreConfig) -> None:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             console.print("\nStopped.")
+            next_steps(console, ("report", config.run, *(() if config.data is None else ("--data", config.data))))
 
 
 def _prepared(config: ExploreConfig, device: torch.device) -> Explorer:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.markup import escape
 
+from siammm.commands.next_steps import next_steps
 from siammm.commands.process import one_process
 from siammm.core.errors import InputError, SiamMMError
 from siammm.core.folders import check_new_folder, new_folder
@@ -19,7 +20,7 @@ from siammm.export import hub
 from siammm.export.encoder import kept_card, write_card, write_encoder
 from siammm.export.onnx_file import missing_packages, require_packages, write_onnx
 from siammm.export.rows import EncodedImages, encode_to_file
-from siammm.export.tables import clusters_table, image_table, write_parquet
+from siammm.export.tables import ImageTable, clusters_table, image_table, run_table, write_parquet
 from siammm.runs import files
 from siammm.runs.run import Run
 from siammm.settings.commands import ExportConfig, ExportFormat
@@ -32,14 +33,16 @@ def export(config: ExportConfig) -> None:
     output = config.output or Path(f"{config.run.expanduser().resolve().name}-export")
     check_new_folder(output, overwrite=config.overwrite, ours=files.EXPORT_NAMES)
     console = Console(highlight=False)
-    formats = _formats(config, console)
+    run = Run.open(config.run)
+    formats = _formats(config, run, console)
     if config.hub is not None:
         if "encoder" not in formats:
             raise InputError("--hub pushes the encoder, but --formats leaves it out; add encoder to --formats.")
         hub.check_repository(config.hub)
     with one_process("export", config.device) as device:
         run = Run.open(config.run, device=device)
-        run.encoder(config.encoder)
+        if run.clustering is None or formats != ("tables",):
+            run.encoder(config.encoder)
         with Bar() as bar, new_folder(output, overwrite=config.overwrite, ours=files.EXPORT_NAMES) as folder:
             exporting = _Exporting(config, run, formats, bar, folder)
             exporting.write(kept_card(output))
@@ -48,9 +51,23 @@ def export(config: ExportConfig) -> None:
     console.print(f"\nWritten to [bold]{escape(str(output))}[/].")
     if config.hub is not None:
         console.print(f"Pushed to [bold]{escape(hub.push(output, config.hub))}[/].")
+    if "encoder" in formats:
+        next_steps(console, ("embed", output, "--data", "FOLDER"))
+    elif "tables" in formats:
+        next_steps(console, ("cluster", output / files.IMAGES_TABLE))
+    else:
+        next_steps(console, ("evaluate", config.run))
 
 
-def _formats(config: ExportConfig, console: Console) -> tuple[ExportFormat, ...]:
+def _formats(config: ExportConfig, run: Run, console: Console) -> tuple[ExportFormat, ...]:
+    found = run.clustering
+    if found is not None and (found.encoder is None or found.encoder["kind"] != "run"):
+        wanted = [f"--formats {name}" for name in config.formats if name != "tables"]
+        wanted += ["--hub"] if config.hub is not None else []
+        if wanted:
+            theirs = "" if found.encoder is None else ": its encoder is not ours to export, and is loaded by its name"
+            raise InputError(f"{run.given} {found.sentence}{theirs}; leave {wanted[0]} out to write the tables.")
+        return ("tables",)
     if config.formats:
         if "onnx" in config.formats:
             require_packages()
@@ -79,9 +96,11 @@ class _Exporting:
         reference_N: np.ndarray | None = None
         wants_scale = "onnx" in self.formats and self.run.has_clusters
         spools = [self.folder / f".{name}.spool" for name in ("images", "reference")]
-        if "tables" in self.formats:
+        if "tables" in self.formats and self.run.clustering is not None and self.config.data is None:
+            self._write_tables(run_table(self.run))  # as it was clustered: neither images nor encoder are needed
+        elif "tables" in self.formats:
             loader, found = self._encoded(self.config.data, spools[0])
-            self._write_tables(loader, found)
+            self._write_tables(image_table(loader, found))
             # Outliers are measured against the images of training, which other images cannot stand for.
             if wants_scale and self.config.data is None:
                 reference_N = found.log_density_N
@@ -141,9 +160,9 @@ class _Exporting:
         self.lines.append(f"{gone} the embeddings that the run kept, which are rounded.[/]")
         return np.asarray(run.mixture.score_samples(np.asarray(run.embeddings, np.float32)))
 
-    def _write_tables(self, loader: Loader, found: EncodedImages) -> None:
+    def _write_tables(self, table: ImageTable) -> None:
         self.bar.show("tables")
-        table, written = image_table(loader, found), files.IMAGES_TABLE
+        written = files.IMAGES_TABLE
         write_parquet(self.folder / files.IMAGES_TABLE, table)
         if self.run.has_clusters:
             pq.write_table(clusters_table(self.run.mixture, table), self.folder / files.CLUSTERS_TABLE)

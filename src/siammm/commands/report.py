@@ -11,6 +11,7 @@ from urllib.parse import quote
 from rich.console import Console
 from rich.markup import escape
 
+from siammm.commands.next_steps import next_steps
 from siammm.commands.process import one_process
 from siammm.core.checks import check_at_least
 from siammm.core.errors import InputError
@@ -18,6 +19,7 @@ from siammm.core.files import check_new_file, unwritable, write_text
 from siammm.core.folders import check_new_folder, new_folder
 from siammm.core.progress import Bar
 from siammm.core.text import counted
+from siammm.data.folder_source import FolderSource
 from siammm.report import projection
 from siammm.report.browser import open_page
 from siammm.report.gather import Gathered, GatherSettings, gather
@@ -54,6 +56,9 @@ def report(config: ReportConfig) -> None:
     console.print(f"Written to [bold]{escape(str(output))}[/] ({size:.1f} MB){escape(more)}.", soft_wrap=True)
     if config.open and not open_page(output.resolve().as_uri()):
         console.print("There is no browser to show it with here; open that file in one.", style="dim")
+    data = () if config.data is None else ("--data", config.data)
+    sort = [("sort", config.run, "--to", "FOLDER", *data)] if isinstance(run.images.source, FolderSource) else []
+    next_steps(console, ("explore", config.run, *data), *sort)
 
 
 def _check_output(output: Path, beside: Path, *, overwrite: bool) -> None:

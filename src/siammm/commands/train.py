@@ -20,6 +20,7 @@ from rich.markup import escape
 
 import siammm
 from siammm.commands.cluster import cluster_table, in_groups, score_table
+from siammm.commands.next_steps import next_steps
 from siammm.core import processes, ranks
 from siammm.core.errors import InputError, Stopped, StoredFileError
 from siammm.core.memory import is_out_of_memory
@@ -27,6 +28,7 @@ from siammm.core.processes import Context
 from siammm.core.signals import StopSignals
 from siammm.core.text import shown
 from siammm.data.decode import BadImage
+from siammm.data.folder_source import FolderSource
 from siammm.data.inventory import Differences, Inventory
 from siammm.data.loader import ReaderError
 from siammm.data.sources import Source, from_anywhere
@@ -410,11 +412,15 @@ def show(training: Training, trained: Trained, output: Path, console: Console) -
         console.print(cluster_table(sizes, concentration, "concentration", trained.clusters, labels))
         if labels is not None:
             groups = trained.groups
-            coarse = None if groups is None or not groups.is_coarser else groups.label_K[trained.clusters]
+            coarse = None if groups is None or not groups.is_found else trained.group_labels
             of_groups = None if coarse is None else clustering_scores(labels, coarse)
             console.print(score_table(clustering_scores(labels, trained.clusters), of_groups))
-    seen = "" if trained.mixture is None else f" See it: [bold cyan]siammm report {escape(shlex.quote(str(output)))}[/]"
-    console.print(f"Everything is in [bold]{escape(str(output))}[/].{seen}", soft_wrap=True)
+    console.print(f"Everything is in [bold]{escape(str(output))}[/].", soft_wrap=True)
+    if trained.mixture is None:
+        next_steps(console, ("evaluate", output))
+        return
+    sort = [("sort", output, "--to", "FOLDER")] if isinstance(training.loader.source, FolderSource) else []
+    next_steps(console, ("report", output), ("explore", output), *sort)
 
 
 def _duration(seconds: float) -> str:

@@ -20,45 +20,50 @@ def check_new_folder(
     overwrite: bool = False,
     ours: frozenset[str] = frozenset(),
     passed_over: frozenset[str] = frozenset(),
+    flag: str = "--output",
 ) -> None:
     """Fail now, with one sentence, if ``new_folder`` would fail later, after hours of work.
 
     ``ours`` are the names that an earlier result consists of. A folder that holds anything else is never replaced,
     ``overwrite`` or not: a mistyped path must not cost anybody their files. What is ``passed_over`` counts as nothing.
+    ``flag`` is where the user named the folder; without ``ours`` there is nothing to overwrite.
     """
-    target = _resolved(path)
+    target = _resolved(path, flag)
     try:
         str(target).encode()
     except UnicodeEncodeError as error:
         # The libraries that write tensors and tables cannot open such a file.
-        raise InputError(f"The output {shown(path)} is not a UTF-8 name; choose another --output.") from error
+        raise InputError(f"The output {shown(path)} is not a UTF-8 name; choose another {flag}.") from error
     try:
         if target.exists() and not target.is_dir():
-            raise InputError(f"The output {path} is a file, but a folder is needed; choose another --output.")
+            raise InputError(f"The output {path} is a file, but a folder is needed; choose another {flag}.")
         present = {entry.name for entry in target.iterdir()} - passed_over if target.exists() else set()
         present = {name for name in present if not is_leftover(name, passed_over)}
         if present and not overwrite:
-            raise InputError(f"The output folder {path} is not empty; choose another --output, or add --overwrite.")
+            remedy = f"choose another {flag}{', or add --overwrite' if ours else ''}"
+            raise InputError(f"The output folder {path} is not empty; {remedy}.")
         foreign = sorted(name for name in present - ours if not is_leftover(name, ours))
         if foreign:
             raise InputError(
                 f"The output folder {path} holds {foreign[0]!r}, which is no part of an earlier result, so it is not "
-                "replaced; choose another --output."
+                f"replaced; choose another {flag}."
             )
         check_writable(target)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable(path, error, flag) from error
 
 
 @contextlib.contextmanager
-def new_folder(path: Path, *, overwrite: bool = False, ours: frozenset[str] = frozenset()) -> Iterator[Path]:
+def new_folder(
+    path: Path, *, overwrite: bool = False, ours: frozenset[str] = frozenset(), flag: str = "--output"
+) -> Iterator[Path]:
     """A temporary folder beside ``path`` to write into, which becomes ``path`` when the block ends well.
 
     Whatever ends the block otherwise leaves nothing behind. Everything is on the disk before the folder gets its name,
     and an earlier result is moved aside only then.
     """
-    check_new_folder(path, overwrite=overwrite, ours=ours)
-    target = _resolved(path)
+    check_new_folder(path, overwrite=overwrite, ours=ours, flag=flag)
+    target = _resolved(path, flag)
     made = [parent for parent in target.parents if not parent.exists()]  # the deepest first
     token = secrets.token_hex(4)
     scratch = target.with_name(f".{target.name}.{token}.partial")
@@ -71,7 +76,7 @@ def new_folder(path: Path, *, overwrite: bool = False, ours: frozenset[str] = fr
         _put_in_place(scratch, target, target.with_name(f".{target.name}.{token}.old"))
         complete = True
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable(path, error, flag) from error
     finally:
         if not complete:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -97,16 +102,17 @@ def _put_in_place(scratch: Path, target: Path, aside: Path) -> None:
 def _flush(folder: Path) -> None:
     for root, _, files in os.walk(folder):
         for name in files:
-            flush_entry(Path(root) / name)
+            if not (Path(root) / name).is_symlink():  # what it leads to is not ours; the link is part of its folder
+                flush_entry(Path(root) / name)
         flush_entry(Path(root))
 
 
-def _resolved(path: Path) -> Path:
+def _resolved(path: Path, flag: str) -> Path:
     try:
         return path.expanduser().resolve()
     except (OSError, RuntimeError) as error:
-        raise InputError(f"The output folder {path} cannot be used ({error}); choose another --output.") from error
+        raise InputError(f"The output folder {path} cannot be used ({error}); choose another {flag}.") from error
 
 
-def _unwritable(path: Path, error: OSError) -> InputError:
-    return unwritable(f"The output folder {path}", error, "choose another --output or make room")
+def _unwritable(path: Path, error: OSError, flag: str) -> InputError:
+    return unwritable(f"The output folder {path}", error, f"choose another {flag} or make room")

@@ -16,7 +16,7 @@ _SIGNS = (
 
 def free_memory() -> int:
     """Bytes of memory that this process may still use: of the machine, of its container and of its own limit."""
-    return min(_of_machine(), *_of_container(), *_of_process())
+    return min([_of_machine(), *_of_container(), *_of_process()])  # the last two often say nothing
 
 
 def is_out_of_memory(error: BaseException) -> bool:

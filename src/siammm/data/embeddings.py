@@ -6,6 +6,7 @@ checked for shape and type here; that they are finite is checked by the mixture,
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tempfile
 from collections.abc import Callable, Iterable
@@ -38,10 +39,13 @@ if TYPE_CHECKING:
 # The names that are looked for, the first that exists wins.
 EMBEDDING_KEYS = ("embeddings", "embedding", "features", "feature", "vectors", "vector", "X", "x")
 ID_KEYS = ("id", "ids", "path", "paths", "filename", "filenames")
+PATH_KEYS = ("filepath", "path", "image", "file", "filename")
+"""Where a table may say which file the image of a row is."""
 
 # A converted copy of a memory-mapped table goes to a temporary file beyond this size, and not into memory.
 _LARGEST_COPY_IN_MEMORY = 2**30
 _ROWS_AT_A_TIME, _VALUES_AT_A_TIME = 65_536, 2**26
+_ROWS_IN_FINGERPRINT = 512
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
@@ -58,7 +62,15 @@ class EmbeddingTable:
     source: Path
     """The file that was read."""
     columns: pa.Table | None = None
-    """The other columns of a Parquet file that hold one value a row."""
+    """The other columns of a Parquet file that hold one value a row; of other files, those with paths of images."""
+
+    def fingerprint(self) -> str:
+        """Identifies the embeddings by their shape and a few hundred rows spread over them."""
+        n, d = self.embeddings.shape
+        digest = hashlib.sha256(f"siammm embeddings 1\n{n} {d}\n".encode())
+        some = np.unique(np.linspace(0, n - 1, min(n, _ROWS_IN_FINGERPRINT)).astype(np.int64))
+        digest.update(np.ascontiguousarray(self.embeddings[some], dtype="<f4").tobytes())
+        return digest.hexdigest()
 
 
 def read_embeddings(
@@ -102,10 +114,20 @@ def _read_npy(path: Path, key: str | None, id_column: str | None, label_column: 
 def _read_npz(path: Path, key: str | None, id_column: str | None, label_column: str | None) -> EmbeddingTable:
     arrays = npz_headers(path)
     name, id_key, label_key = _choose_arrays(arrays, key, id_column, label_column, path)
-    embeddings, ids, labels = load_npz(path, name, id_key, label_key)
+    paths = [key for key in PATH_KEYS if key in arrays and key not in {name, id_key, label_key}]
+    paths = [key for key in paths if arrays[key][0] == arrays[name][0][:1] and arrays[key][1].kind in "US"]
+    embeddings, ids, labels, *others = load_npz(path, name, id_key, label_key, *paths)
     assert embeddings is not None
-    ids, labels = (None if values is None else decoded_text(values) for values in (ids, labels))
-    return EmbeddingTable(embeddings=_as_float(embeddings), ids=ids, labels=labels, source=path)
+    ids, labels, *others = (None if values is None else decoded_text(values) for values in (ids, labels, *others))
+    return EmbeddingTable(
+        embeddings=_as_float(embeddings), ids=ids, labels=labels, source=path, columns=_table(paths, others)
+    )
+
+
+def _table(names: list[str], arrays: list[Any]) -> pa.Table | None:
+    import pyarrow as pa
+
+    return pa.table(dict(zip(names, arrays, strict=True))) if names else None
 
 
 def _read_safetensors(path: Path, key: str | None, id_column: str | None, label_column: str | None) -> EmbeddingTable:

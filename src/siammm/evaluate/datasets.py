@@ -207,16 +207,26 @@ def _seen(subject: Model, pair: Pair, whole: Source, reading: DataConfig) -> dic
     seen, why = None, f"Nothing is known of the images that {subject.name} was trained on."
     clustered, run = None, subject.run
     if run is not None and run.fingerprint is not None:
-        seen, why = _seen_by_run(run, test, whole, reading)
-        clustered = seen and run.has_clusters
+        is_among, how = _among_images(run, test, whole, reading)
+        clustered = is_among and run.has_clusters
+        if run.clustering is None:
+            seen, why = is_among, how
+        else:  # the images of such a run were clustered, and its encoder was trained on others
+            encoder = run.encoder_run
+            why = f"Nothing is known of the images that {run.clustering.encoder_name} was trained on."
+            if encoder is not None and encoder.fingerprint is not None:
+                seen, why = _among_images(encoder, test, whole, reading)
+            why = f"{why} {how}"
     return {"seen": seen, "clustered": clustered, "in_train": n_shared(train, test), "why": why}
 
 
-def _seen_by_run(run: Run, test: Source, whole: Source, reading: DataConfig) -> tuple[bool | None, str]:
+def _among_images(run: Run, test: Source, whole: Source, reading: DataConfig) -> tuple[bool | None, str]:
+    """Whether the test images are among those of a run, and what is known of that."""
+    those = f"those that the run {'was trained on' if run.clustering is None else 'clustered'}"
     if run.fingerprint == test.fingerprint():
-        return True, "The test images are those that the run was trained on."
+        return True, f"The test images are {those}."
     if isinstance(test, SourceSubset) and run.fingerprint == whole.fingerprint():
-        return True, "The test images were held out of those that the run was trained on: it saw them, without labels."
+        return True, f"The test images were held out of {those}: it saw them, without labels."
     try:
         own = open_source(str(run.data), image_key=reading.image_key, label_key="", max_pixels=reading.max_pixels)
         shared = n_shared(own, test) if own.fingerprint() == run.fingerprint else None
@@ -226,8 +236,8 @@ def _seen_by_run(run: Run, test: Source, whole: Source, reading: DataConfig) -> 
         # Another set may still share images with the run's, as a part of it does.
         return None, "The test images are another set than the run's, but single images could not be compared."
     if shared:
-        return True, f"{shared:,} of the {len(test):,} test images are among those that the run was trained on."
-    return False, "None of the test images is among those that the run was trained on."
+        return True, f"{shared:,} of the {len(test):,} test images are among {those}."
+    return False, f"None of the test images is among {those}."
 
 
 def _check_classes(names: list[str], source: str) -> None:

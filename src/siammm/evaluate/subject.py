@@ -10,7 +10,8 @@ import torch
 
 from siammm.core.errors import InputError
 from siammm.data.embeddings import SUFFIXES, EmbeddingTable, read_embeddings
-from siammm.runs.models import Model, is_foreign, open_model
+from siammm.runs.models import Model, open_model
+from siammm.runs.pretrained import is_foreign
 from siammm.runs.run import EncoderChoice
 
 

@@ -20,11 +20,11 @@ _SEAL = re.compile(r"\n<!-- written by siammm: ([0-9a-f]{64}) -->\n$")
 
 def model_card(run: Run, timm_model: TimmModel | None, choice: str) -> str:
     """The text of README.md. No name is part of its YAML; in the text they are code."""
-    network, n_images = run.config.network, run.facts.get("n_images")
-    data = data_name(run.data or run.config.data)
-    size = "" if n_images is None else f"{n_images:,} images of "
-    data = "images without a name" if data is None else as_code(data)
+    network = run.config.network
+    # The clusters may be of other images than those that the encoder was trained on.
     found = f"It found **{run.n_clusters:,} clusters**." if run.has_clusters else "It was trained without clusters."
+    if run.encoder_run is not None:
+        found = f"Its **{run.n_clusters:,} clusters** are of {_images_of(run)}."
     tags = ["siammm", "clustering", "image-feature-extraction", *(["timm"] if timm_model is not None else [])]
     yaml = [
         "# Fill in the licence, as in: license: mit",
@@ -36,7 +36,7 @@ def model_card(run: Run, timm_model: TimmModel | None, choice: str) -> str:
     paragraphs = [
         "\n".join(["---", *yaml, "---"]),
         "# An image encoder and its clusters, learnt without labels",
-        f"Trained by siammm {__version__} on {size}{data}, at {run.view.size} x "
+        f"Trained by siammm {__version__} on {_images_of(run.encoder_run or run)}, at {run.view.size} x "
         f"{run.view.size} pixels, for {run.config.optimisation.epochs:,} epochs, without labels. {found} The backbone "
         f"is {as_code(network.backbone)}, with {run.network.encoder.num_features:,} features; images are clustered in "
         f"an embedding of {network.embedding_dim:,} dimensions.",
@@ -46,6 +46,13 @@ def model_card(run: Run, timm_model: TimmModel | None, choice: str) -> str:
     ]
     text = "\n\n".join(paragraphs) + "\n"
     return f"{text}\n<!-- written by siammm: {_digest(text)} -->\n"
+
+
+def _images_of(run: Run) -> str:
+    """How many images a run has, and what they are called."""
+    n_images, data = run.facts.get("n_images"), data_name(run.data or run.config.data)
+    size = "" if n_images is None else f"{n_images:,} images of "
+    return size + ("images without a name" if data is None else as_code(data))
 
 
 _WITH_SIAMMM = """\

@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from siammm.core.files import unwritable, write_text
 from siammm.core.progress import Progress, silent
 from siammm.data.source import Source
 from siammm.export.rows import encode_to_file
 from siammm.export.tables import ImageTable, image_table
-from siammm.learn.checkpoint import digest
 from siammm.runs import files
 from siammm.runs.images import image_loader
 from siammm.runs.models import Model
+from siammm.runs.network_file import network_digest
 from siammm.settings.training import DataConfig
 
 
@@ -33,6 +32,8 @@ class Embedded:
     table: ImageTable
     fingerprint: str
     """Of the images."""
+    network: str
+    """The digest of the network that encoded them, and of how it was shown them."""
     set_aside: dict[str, str]
     """Images that could not be read, with the reason."""
 
@@ -49,7 +50,8 @@ def embed_and_keep(
     """Encode all images, and keep in ``folder`` what is done; what an interrupted call has left there is used."""
     progress("opening", 0, 0)
     fingerprint = source.fingerprint()
-    facts = {"format": 1, "images": fingerprint, "network": _network(model)}
+    network = network_digest(model.backbone if model.run is None else model.run.clustered, model.view)
+    facts = {"format": 1, "images": fingerprint, "network": network}
     earlier = _read(folder / files.ROWS_FACTS)
     goes_on = all(earlier.get(name) == value for name, value in facts.items())
     known_bad = earlier.get("set_aside") if goes_on else None
@@ -69,7 +71,7 @@ def embed_and_keep(
         table, set_aside = image_table(loader, found), dict(loader.set_aside.reasons)
     finally:
         loader.close()
-    return Embedded(table=table, fingerprint=fingerprint, set_aside=set_aside)
+    return Embedded(table=table, fingerprint=fingerprint, network=network, set_aside=set_aside)
 
 
 def forget(folder: Path) -> None:
@@ -83,14 +85,6 @@ def forget(folder: Path) -> None:
 def rows_kept(folder: Path) -> bool:
     """Whether there are rows that the next call may use."""
     return (folder / files.ROWS).is_file()
-
-
-def _network(model: Model) -> str:
-    """What the embeddings depend on besides the images."""
-    network: nn.Module = model.backbone if model.run is None else model.run.clustered
-    view = [model.view.size, *model.view.mean, *model.view.std]
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
-    return digest(tensors, json.dumps(view))
 
 
 def _read(path: Path) -> dict[str, Any]:

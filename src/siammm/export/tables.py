@@ -24,6 +24,7 @@ from siammm.data.source import Source
 from siammm.export.rows import EncodedImages
 from siammm.metrics.outliers import outlier_score
 from siammm.mixture.estimator import VonMisesFisherMixture
+from siammm.runs.run import Run
 
 _BYTES_OF_A_GROUP, _LEAST_ROWS = 2**26, 1024
 
@@ -33,7 +34,7 @@ class ImageTable:
     """One row per image."""
 
     rows: np.ndarray
-    """float32, N x D."""
+    """N x D, written as float32."""
     columns: dict[str, pa.Array]
     """What else is known of each image, in the order in which it is written."""
 
@@ -59,6 +60,15 @@ def image_table(loader: Loader, found: EncodedImages) -> ImageTable:
     if labels is not None:
         columns["label"] = pa.array(labels if names is None else [names[code] for code in labels.tolist()])
     return ImageTable(rows=found.row_ND, columns=columns)
+
+
+def run_table(run: Run) -> ImageTable:
+    """What a run of ``siammm cluster`` knows of its images or rows, with their embeddings of unit length."""
+    stored = run.assignments
+    kept = {name: stored.column(name).combine_chunks() for name in stored.column_names}
+    others = {name: column for name, column in kept.items() if name not in ("id", "embedding")}
+    columns = {"id": pa.array(run.ids, pa.string())} | others
+    return ImageTable(rows=run.embeddings, columns=columns)
 
 
 def file_paths(source: Source, samples: np.ndarray) -> list[str | None] | None:
@@ -122,7 +132,8 @@ def clusters_table(mixture: VonMisesFisherMixture, table: ImageTable) -> pa.Tabl
 def _majorities(cluster_N: np.ndarray, label_N: pa.Array, k: int) -> tuple[pa.Array, pa.Array]:
     """The commonest label of each cluster, the first of equals, and its share; null for a cluster without images."""
     encoded = label_N.dictionary_encode()
-    names, code_N = encoded.dictionary, encoded.indices.to_numpy()
+    names, code_N = encoded.dictionary, encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    cluster_N, code_N = cluster_N[code_N >= 0], code_N[code_N >= 0]
     # One number for each pair of cluster and label that occurs: all pairs may be too many.
     pair_P, count_P = np.unique(cluster_N.astype(np.int64) * len(names) + code_N, return_counts=True)
     best: dict[int, tuple[int, int]] = {}

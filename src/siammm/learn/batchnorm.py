@@ -43,6 +43,7 @@ class SynchronisedBatchNorm(_BatchNorm):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
+        _leave_moments_uncompiled()
         # What timm's fused layers do after the normalisation.
         self.drop: nn.Module = nn.Identity()
         self.act: nn.Module = nn.Identity()
@@ -68,7 +69,7 @@ class SynchronisedBatchNorm(_BatchNorm):
         if not self.training or not ranks.active():
             return self.act(self.drop(super().forward(input)))
         wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
-        mean, var, total = _joint_moments(wide)
+        mean, var, total = _uncompiled_moments(wide)
         if self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             share = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
@@ -83,7 +84,6 @@ class SynchronisedBatchNorm(_BatchNorm):
         return self.act(self.drop(out.to(input.dtype)))
 
 
-@cast(Any, torch.compiler).disable  # a collective cannot be fused with anything
 def _joint_moments(x: Tensor) -> tuple[Tensor, Tensor, float]:
     """Mean and variance of each channel over the samples of all ranks, in double precision, and how many there are."""
     channels, count = x.shape[1], x.numel() // x.shape[1]
@@ -91,13 +91,26 @@ def _joint_moments(x: Tensor) -> tuple[Tensor, Tensor, float]:
     # In double precision the second moment gives the joint variance without loss.
     sums = torch.cat([double.sum(along), double.square().sum(along), double.new_tensor([count])])
     sums = ranks.sum_over_ranks(sums)
-    total = float(sums[-1])
+    total = float(sums[-1].detach())
     if total < 2:
         raise InputError(
             f"BatchNorm got {total:.0f} values per channel from all ranks together, but it needs at least 2 to train."
         )
     mean = sums[:channels] / total
     return mean, (sums[channels:-1] / total - mean**2).clamp_min(0), total
+
+
+_uncompiled_moments: Any = None
+
+
+def _leave_moments_uncompiled() -> None:
+    """Have ``_joint_moments`` left out of what torch compiles: a collective cannot be fused with anything.
+
+    With the first layer, not when this module is imported: torch's compiler takes seconds to import.
+    """
+    global _uncompiled_moments
+    if _uncompiled_moments is None:
+        _uncompiled_moments = cast(Any, torch.compiler).disable(_joint_moments)
 
 
 def _replaced(module: nn.Module) -> nn.Module:

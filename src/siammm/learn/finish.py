@@ -14,7 +14,7 @@ from siammm.data.view_settings import ViewSettings
 from siammm.learn.networks import SiameseNetwork
 from siammm.metrics.outliers import outlier_score
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.mixture.groups import Groups
+from siammm.mixture.groups import Groups, of_these_components
 from siammm.mixture.groups import found as find_groups
 from siammm.settings.training import TrainConfig
 
@@ -43,7 +43,9 @@ class Trained:
     """Its share in that cluster."""
     outlier_score: np.ndarray | None = None
     groups: Groups | None = None
-    """Which clusters belong together."""
+    """How many kinds of images there are; the clusters, where no other groups were found."""
+    group_labels: np.ndarray | None = None
+    """The group of each image."""
     merge_nodes: list[int] | None = None
     """The node of each cluster in the tree of merges."""
     metrics: list[dict[str, Any]]
@@ -72,16 +74,20 @@ def finish(training: Training) -> Trained:
         return trained
     mixture = clustering.finish(training.joined(embedding_ND), embedding_ND)
     share = mixture.predict_proba(embedding_ND.cpu().numpy()).max(axis=1).toarray().ravel()
+    clusters = of_all(torch.as_tensor(mixture.labels_))
     groups = Groups.none(int(mixture.n_components_))
-    if training.config.clustering.merge == "auto":  # only clusters that are apart by our test form groups
+    if training.config.clustering.merge == "auto":  # a number that was given is not questioned
         index_N2 = of_all(torch.as_tensor(mixture.nearest(embedding_ND)))
-        groups = find_groups(index_N2[:, 0], index_N2[:, -1], int(mixture.n_components_))
+        k, seed = int(mixture.n_components_), training.config.run.random_state
+        groups = find_groups(trained.embeddings, index_N2, k, unit=True, separate=True, seed=seed)
+        groups = of_these_components(groups, trained.embeddings, clusters, k)
     return replace(
         trained,
         mixture=mixture,
-        clusters=of_all(torch.as_tensor(mixture.labels_)),
+        clusters=clusters,
         probability=of_all(torch.from_numpy(np.asarray(share, dtype=np.float32))),
         outlier_score=outlier_score(of_all(torch.as_tensor(mixture.score_samples(embedding_ND)))),
         groups=groups,
+        group_labels=groups.predict(trained.embeddings, clusters),
         merge_nodes=clustering.history.as_tensors()["node"].tolist(),
     )

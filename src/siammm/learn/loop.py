@@ -156,7 +156,7 @@ class Training:
                 self._between_updates(started)
             self.check_losses()
             if self.clustering_active:
-                # Merge: join centroids that are close, by Eq. 11 or by the test of merge="auto"; K falls.
+                # Merge: join centroids that are close, by Eq. 11, or that the test of merge="auto" finds to be one.
                 for clustering in self.clusterings:
                     clustering.merge(self.samples())
             self._end_of_epoch(time.monotonic() - started, self.steps_per_epoch - first_step)
@@ -282,7 +282,8 @@ class Training:
         if self._clustered is None or self._clustered[0] != updates:
             self._clustered = None  # the old ones go before the new ones come
             if self.config.clustering.embeddings == "clean" and updates:
-                embedding_ND = self.clean_embeddings()
+                # In the precision of the updates, as in the bank; float32 is several times slower on a GPU.
+                embedding_ND = self.clean_embeddings(autocast=self.autocast)
             else:
                 self.bank.check()
                 embedding_ND = self.bank.embeddings()
@@ -297,9 +298,10 @@ class Training:
         samples.join_ranks()
         return samples
 
-    def clean_embeddings(self) -> Tensor:
+    def clean_embeddings(self, *, autocast: bool = False) -> Tensor:
         """Unit embeddings of this rank's images without augmentation, by the encoder that fills the bank."""
-        return encode(self.network, self.loader, "embeddings", first=self.bank.first, last=self.bank.last)
+        first, last = self.bank.first, self.bank.last
+        return encode(self.network, self.loader, "embeddings", first=first, last=last, autocast=autocast)
 
     @torch.no_grad()
     def fill_bank(self) -> None:

@@ -225,14 +225,15 @@ def predictor(dim: int = 256, hidden: int = 4096, layers: int = 2, *, last_norm:
 
 
 class Encoder(nn.Module):
-    """Backbone and projector: from images to embeddings."""
+    """Backbone and projector: from images to embeddings. A projector without layers leaves features as they are."""
 
     def __init__(self, backbone: nn.Module, projector: nn.Module) -> None:
         super().__init__()
         self.backbone = backbone
         self.projector = projector
         self.num_features = int(cast(Any, backbone).num_features)
-        self.embedding_dim = [layer.out_features for layer in projector.modules() if isinstance(layer, nn.Linear)][-1]
+        widths = [layer.out_features for layer in projector.modules() if isinstance(layer, nn.Linear)]
+        self.embedding_dim = widths[-1] if widths else self.num_features
 
     def features(self, x: Tensor) -> Tensor:
         """Features (N, num_features) of images, in single precision or better: for linear and kNN classifiers."""

@@ -273,16 +273,20 @@ class Mixture(DensityMixin, BaseEstimator):
         return in_the_form_of(index_NH, X)
 
     def groups(self, X: Matrix) -> Groups:
-        """Group the components that belong together, for mixtures fitted with ``merge="auto"``.
+        """Find groups of samples, which may be more or fewer than the components.
 
-        ``label_K`` of the result is the group of every component, ``label_K[labels]`` that of every sample, and
-        ``n_groups`` their number. Components are grouped by how often samples nearest to one have another as their
-        second nearest; if that shows no clear structure, every component is its own group.
+        ``n_groups`` of the result is their number, ``predict(X, labels)`` gives each row its group, and ``label_K`` is
+        the group that most rows of each component are in. Groups are communities of the rows' neighbour graph that are
+        clearer than those of one Gaussian; if there are none, every component is its own group (``is_found`` is False).
+        Under ``torch.distributed`` they are those of this rank's rows.
+
+        Components found with ``merge="auto"`` that are as clear as any communities are kept, or grouped themselves.
         """
-        if self.merge != "auto":
-            raise InputError(f'merge is {self.merge!r}, but groups need components found with merge="auto"; use that.')
-        index_N2 = np.asarray(torch.as_tensor(self.nearest(X)).cpu())
-        return find_groups(index_N2[:, 0], index_N2[:, -1], self.n_components_)
+        samples, components = self._ready(X)
+        index_N2 = em.assignments(samples, components, Assignment(n_neighbours=2, backend=self.backend))[0]
+        seed = int(self.random_state) if isinstance(self.random_state, (int, np.integer)) else 0
+        separate = self.merge == "auto"
+        return find_groups(X, index_N2, self.n_components_, unit=self._unit, separate=separate, seed=seed)
 
     def score_samples(self, X: Matrix) -> Any:
         """The log density of each row under the whole mixture, shape (n_samples,)."""

@@ -42,8 +42,8 @@ class VonMisesFisherMixture(Mixture):
     size_weighting : bool, default=False
         Whether larger components attract more (alpha in the paper, which sets it to 1).
     merge : {None, "auto", "paper"}, default=None
-        Keep ``n_components``; merge until an acceptance test finds nothing more to merge; or merge by the paper's
-        threshold, which has no stop of its own, down to ``merge_floor``.
+        If None, keep all ``n_components``. If "auto", merge until an acceptance test finds no more pairs to merge. If
+        "paper", merge by the paper's threshold, which never stops by itself, down to ``merge_floor``.
     merge_threshold : float, default=-1.2
         With ``merge="paper"``: how far below the mean, in deviations, the distance of a pair must be (zeta).
     merge_floor : int, default=1
@@ -56,9 +56,9 @@ class VonMisesFisherMixture(Mixture):
         Measure concentrations in this many principal directions (appendix C); None: in all dimensions. This is meant
         for comparing components: the density is then far from the best fit, and its likelihood may fall.
     small_sample_correction : bool, default=None
-        Remove the bias of components with few samples. None: except for ``assignment="posterior"``.
+        Whether to correct the bias of components with few samples. If None, True unless ``assignment="posterior"``.
     concentration_shrinkage : float, default=None
-        Samples of average spread added to every component. None: 1, but 0 for ``assignment="posterior"``.
+        Pseudo-samples of average spread added to each component. If None, 1, or 0 with ``assignment="posterior"``.
     init : {"k-means++", "random"}, array or fitted mixture, default="k-means++"
         Where to start.
     n_init : int, default=1

@@ -1,60 +1,251 @@
-"""Groups of components: a coarser answer to "how many are there?", where there is one.
+"""Groups: how many kinds of samples there are, where components are finer or coarser than that.
 
-A class of images may well be ten components. Which of them belong together shows in the *second* nearest component of
-each sample, which is hard to tell from the first. Counted over all samples this gives a graph of components, and its
-communities are the groups: parts with many more second choices inside than their sizes let expect (modularity; found by
-Louvain's method in a fixed order, so the same graph has the same groups).
+Components answer "which peaks does the density have?". A kind of images may have ten peaks, or share a weak one with
+another kind. Groups are looked for among the samples themselves:
 
-Random graphs have communities too, and the fewer neighbours a component has, the higher their modularity. So it is
-compared with the highest of randomly placed components (``chance``) of the same number and number of neighbours (the
-exponential of the entropy of a component's edges, on average). Below that, or with fewer than three neighbours, every
-component is its own group. The components must have been merged until they are separate, because the parts of a single
-cluster have groups too. The figures are in ``docs/decisions/0027``.
+1. The communities of their neighbour graph (``graph.py``), at a range of resolutions. A resolution is judged by how
+   much smaller 1 - modularity is than that of *one Gaussian* of the same mean and covariance, which has communities
+   too, but no groups. The smallest ratio says how many groups there are. If it is above ``LARGEST_RATIO``, as for a
+   single cloud, no groups are claimed.
+2. The same again, where directions in which samples of one group differ count less: the space is whitened by the
+   covariance within the groups of the first pass.
+3. Borders by a linear discriminant: one Gaussian per group, all with the same covariance. So a group is a linear score,
+   and new samples get a group and a probability.
 
-Legend:  N samples, K components, E edges, G groups.
+A sample of ``MOST_ROWS`` rows decides; all others get their group by step 3.
+
+Where the components are as clear as the communities of step 1, as in data that is a mixture, they are the answer, and
+groups are looked for among them: the *second* nearest component of a sample is hard to tell from the first, and counted
+over all samples this gives a graph of components (``of_components``). Its communities are the groups if they are
+clearer than those of components that are placed at random.
+
+The figures, and the rules that were tried besides, are in ``docs/decisions/0027`` and ``0035``.
+
+Legend:  N samples, M samples that decide, D dimensions, P principal directions, K components, G groups, E edges.
 """
 
 from __future__ import annotations
 
+# scikit-learn has no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
+from sklearn.covariance import ledoit_wolf
+from sklearn.utils.extmath import randomized_svd
 
+from siammm.mixture.graph import Array, Graph, communities, neighbour_graph, path
+
+MOST_ROWS = 3000
+# Single classes of images have ratios of .69 to .96 under encoders that were not trained on their clusters; sets of two
+# and more classes have .19 to .6.
+LARGEST_RATIO = 0.65
+# With fewer samples nothing is claimed.
+_LEAST_ROWS = 60
+# Components whose ratio is at most so many times that of the communities are as clear as these. In synthetic mixtures,
+# whose components merging finds, it is 1.01 to 1.14 times; under encoders of images, where it does not, 1.25 to 2.
+_AS_CLEAR = 1.2
+# More neighbours see coarser groups, if there are few rows; with many rows it makes little difference.
+_NEIGHBOURS, _ROWS_PER_NEIGHBOUR = (8, 15), 200
+_RESOLUTIONS = 0.12 * 1.3 ** np.arange(18)
+_PRINCIPAL = 64
+_BORDER_STEPS = 2
 # Neighbours that a component must have on average: the graph of nearest neighbours alone falls apart by itself.
 LEAST_NEIGHBOURS = 3.0
-# Sweeps end when no node moves; this limit is far above what was ever seen.
-_SWEEPS = 100
-
-Array = np.ndarray[Any, np.dtype[Any]]
+# Components and groups that share this many of the samples are the same: there is one level.
+_SAME = 0.9
+_VALUES_AT_ONCE = 2**23
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The group of every component."""
+    """The groups, a rule that gives samples theirs, and the group that most samples of each component are in."""
 
     label_K: Array
-    """Numbered by size, the group with the most samples first; 0 to K - 1 if every component is its own group."""
-    modularity: float
-    """Of the communities, also where they are rejected; at most 1."""
-    neighbours: float
-    """How many others a component has as neighbours, on average."""
+    """The group of every component, by most of its samples. Groups are numbered by size, the largest first."""
+    ratio: float = 1.0
+    """1 - modularity of the groups, relative to that of one Gaussian; lower is clearer. 1 without groups."""
+    weight_GD: Array | None = None
+    """With ``offset_G``: the linear score of each group. None if no groups were found: then components are groups."""
+    offset_G: Array | None = None
+    unit: bool = False
+    """Whether rows are scaled to unit length before they are scored."""
 
     @classmethod
     def none(cls, k: int) -> Groups:
-        """Each of ``k`` components as its own group, without a search."""
-        return cls(np.arange(k), 0.0, 0.0)
+        """Each of ``k`` components as its own group."""
+        return cls(np.arange(k))
+
+    @property
+    def is_found(self) -> bool:
+        """Whether there are groups that are not simply the components."""
+        return self.weight_GD is not None
 
     @property
     def n_groups(self) -> int:
-        """How many there are."""
-        return int(self.label_K.max()) + 1 if len(self.label_K) else 0
+        """How many there are; without groups, the number of components."""
+        return len(self.label_K) if self.weight_GD is None else len(self.weight_GD)
 
-    @property
-    def is_coarser(self) -> bool:
-        """Whether any group has more than one component."""
-        return self.n_groups < len(self.label_K)
+    def predict(self, X: Any, component_N: Any) -> Array:
+        """The group of each row, given its component, which is its group where no groups were found."""
+        if self.weight_GD is None or self.offset_G is None:
+            return self.label_K[_rows(component_N)]
+        x_ND = _rows(X)
+        group_N = np.empty(len(x_ND), dtype=np.int64)
+        for start, part in _parts(x_ND, unit=self.unit):
+            group_N[start : start + len(part)] = (part @ self.weight_GD.T + self.offset_G).argmax(axis=1)
+        return group_N
+
+    def predict_proba(self, X: Any) -> Array:
+        """The probability of each group for each row, shape (N, G); only where groups were found."""
+        assert self.weight_GD is not None, "no groups were found"
+        assert self.offset_G is not None
+        parts = _parts(_rows(X), unit=self.unit)
+        score_NG = np.concatenate([part @ self.weight_GD.T + self.offset_G for _, part in parts])
+        share_NG = np.exp(score_NG - score_NG.max(axis=1, keepdims=True))
+        return share_NG / share_NG.sum(axis=1, keepdims=True)
+
+
+def found(X: Any, nearest_N2: Any, k: int, *, unit: bool, separate: bool, seed: int = 0) -> Groups:
+    """The groups of the samples, given the nearest and second nearest of ``k`` components of each.
+
+    ``unit``: whether only the direction of a row counts. ``separate``: whether the components were merged until they
+    are separate, so that they may have groups of their own.
+    """
+    x_ND, nearest_N2 = _rows(X), _rows(nearest_N2)
+    if len(x_ND) < _LEAST_ROWS:
+        return Groups.none(k)
+    chosen = _drawn(len(x_ND), seed)
+    some_MD = x_ND[chosen].astype(np.float64)
+    centre_D, scale = np.zeros(some_MD.shape[1]), 1.0
+    if unit:
+        some_MD = _unit(some_MD)
+    else:  # points may lie anywhere, at any scale
+        centre_D = some_MD.mean(axis=0)
+        scale = float(np.abs(some_MD - centre_D).max()) or 1.0
+        some_MD = (some_MD - centre_D) / scale
+    basis_DP = _principal(some_MD, seed)
+    z_MP = some_MD @ basis_DP
+    first = _Communities.of(some_MD, unit=unit, seed=seed)
+    component_M, label_M = nearest_N2[chosen, 0], None
+    if separate and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio:
+        # The components are as clear as any communities. Perhaps they have groups.
+        label_K = of_components(nearest_N2[:, 0], nearest_N2[:, -1], k)
+        # Without gaps: a group may have no row among those that decide.
+        label_M = None if label_K is None else np.unique(label_K[component_M], return_inverse=True)[1]
+    elif first.ratio <= LARGEST_RATIO and first.label_M.any():
+        # The second pass.
+        whitening_PP = _within(z_MP, _assigned(z_MP, first.label_M))[1]
+        label_M = _Communities.of(_unit((z_MP - z_MP.mean(axis=0)) @ whitening_PP), unit=True, seed=seed).label_M
+    if label_M is None or not label_M.any():
+        return replace(Groups.none(k), ratio=first.ratio)
+    for _ in range(_BORDER_STEPS):
+        label_M = _assigned(z_MP, label_M)
+    weight_GP, offset_G = _discriminant(z_MP, label_M)
+    weight_GD = weight_GP @ basis_DP.T / scale
+    groups = Groups(np.arange(k), first.ratio, weight_GD, offset_G - weight_GD @ centre_D, unit)
+    return _numbered(groups, x_ND, nearest_N2[:, 0])
+
+
+def of_these_components(groups: Groups, X: Any, component_N: Any, k: int) -> Groups:
+    """The same groups for other components: those in which no component has most of its rows are left out."""
+    x_ND, component_N = _rows(X), _rows(component_N)
+    if groups.weight_GD is None or groups.offset_G is None:
+        return replace(Groups.none(k), ratio=groups.ratio)
+    weight_GD, offset_G = groups.weight_GD, groups.offset_G
+    while True:  # rows of a group that is left out go to others, which may change who has most
+        groups = replace(groups, label_K=np.arange(k), weight_GD=weight_GD, offset_G=offset_G)
+        present_G = np.unique(_table(groups, x_ND, component_N, k).argmax(axis=1))
+        if len(present_G) == len(offset_G):
+            return _numbered(groups, x_ND, component_N)
+        weight_GD, offset_G = weight_GD[present_G], offset_G[present_G]
+
+
+def _numbered(groups: Groups, x_ND: Array, component_N: Array) -> Groups:
+    """These groups by size, with the group of every component; none, if they are the components."""
+    assert groups.weight_GD is not None
+    assert groups.offset_G is not None
+    k = len(groups.label_K)
+    table_KG = _table(groups, x_ND, component_N, k)
+    size_G = table_KG.sum(axis=0)
+    order = np.argsort(-size_G, kind="stable")[: np.count_nonzero(size_G)]
+    label_K = table_KG[:, order].argmax(axis=1)
+    is_same = len(order) == k == len(np.unique(label_K)) and table_KG.max(axis=1).sum() >= _SAME * len(x_ND)
+    if is_same or len(order) < 2:
+        return replace(Groups.none(k), ratio=groups.ratio)
+    return replace(groups, label_K=label_K, weight_GD=groups.weight_GD[order], offset_G=groups.offset_G[order])
+
+
+def _table(groups: Groups, x_ND: Array, component_N: Array, k: int) -> Array:
+    """How many rows of each component are in each group, (K, G)."""
+    table_KG = np.zeros((k, groups.n_groups), dtype=np.int64)
+    np.add.at(table_KG, (component_N, groups.predict(x_ND, component_N)), 1)
+    return table_KG
+
+
+# -- among samples ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Communities:
+    """The communities at the resolution where they are furthest from those of one Gaussian."""
+
+    label_M: Array
+    ratio: float
+    graph: Graph
+    loss_of_gaussian: Array
+    """At each resolution."""
+
+    @classmethod
+    def of(cls, x_MD: Array, *, unit: bool, seed: int) -> _Communities:
+        fewest, most = _NEIGHBOURS
+        neighbours = min(max(fewest, len(x_MD) // _ROWS_PER_NEIGHBOUR), most, len(x_MD) // 8)
+        graph = neighbour_graph(x_MD, neighbours)
+        null = path(neighbour_graph(_gaussian(x_MD, unit=unit, seed=seed), neighbours), _RESOLUTIONS)
+        loss_of_gaussian = np.array([max(loss, 1e-12) for _, loss in null])
+        found = path(graph, _RESOLUTIONS)
+        ratios = np.array([loss for _, loss in found]) / loss_of_gaussian
+        best = int(np.argmin(ratios))
+        return cls(found[best][0], float(ratios[best]), graph, loss_of_gaussian)
+
+    def ratio_of(self, label_M: Array) -> float:
+        """The same ratio for other groups of the samples, at the resolution that suits them best."""
+        loss = np.array([self.graph.loss(label_M, float(resolution)) for resolution in _RESOLUTIONS])
+        return float((loss / self.loss_of_gaussian).min())
+
+
+def _gaussian(x_ND: Array, *, unit: bool, seed: int) -> Array:
+    """As many rows from one Gaussian of the same mean and covariance: no groups, but the same shape."""
+    n, mean_D = len(x_ND), x_ND.mean(axis=0)
+    weight_NN = np.random.default_rng(seed).standard_normal((n, n), dtype=np.float32) / np.sqrt(n)
+    rows_ND = weight_NN @ (x_ND - mean_D) + mean_D
+    return _unit(rows_ND) if unit else rows_ND
+
+
+# -- among components -------------------------------------------------------------------------------------------------
+
+
+def of_components(first_N: Array, second_N: Array, k: int) -> Array | None:
+    """The group of each of ``k`` components, from the nearest and second nearest of every sample, or None.
+
+    Random graphs have communities too, and the fewer neighbours a component has, the higher their modularity. So it is
+    compared with ``chance``. The components must have been merged until they are separate, because the parts of a
+    single cluster have groups too.
+    """
+    low_N, high_N = np.minimum(first_N, second_N), np.maximum(first_N, second_N)
+    code_E, count_E = np.unique((low_N.astype(np.int64) * k + high_N)[low_N != high_N], return_counts=True)
+    if k < 3 or not len(code_E):
+        return None
+    low_E, high_E, weight_E = code_E // k, code_E % k, count_E.astype(np.float64)
+    label_K, modularity = communities(low_E, high_E, weight_E, k)
+    neighbours = _neighbours(low_E, high_E, weight_E, k)
+    is_clear = neighbours >= LEAST_NEIGHBOURS and modularity >= chance(neighbours, k)
+    return label_K if is_clear and 0 < label_K.max() < k - 1 else None
 
 
 def chance(neighbours: float, k: int) -> float:
@@ -62,88 +253,78 @@ def chance(neighbours: float, k: int) -> float:
     return (1.05 + 0.3 * max(0.0, math.log10(k / 30))) * neighbours**-0.36
 
 
-def found(first_N: Array, second_N: Array, k: int) -> Groups:
-    """The groups of ``k`` components, from the nearest and second nearest component of every sample."""
-    size_K = np.bincount(first_N, minlength=k)
-    low_N, high_N = np.minimum(first_N, second_N), np.maximum(first_N, second_N)
-    code_E, count_E = np.unique((low_N.astype(np.int64) * k + high_N)[low_N != high_N], return_counts=True)
-    if k < 3 or not len(code_E):
-        return Groups.none(k)
-    low_E, high_E, weight_E = code_E // k, code_E % k, count_E.astype(np.float64)
-    label_K, modularity = communities(low_E, high_E, weight_E, k)
-    neighbours = _neighbours(low_E, high_E, weight_E, k)
-    if neighbours < LEAST_NEIGHBOURS or modularity < chance(neighbours, k):
-        return Groups(np.arange(k), modularity, neighbours)
-    total_G = np.bincount(label_K, weights=size_K)
-    rank_G = np.empty(len(total_G), dtype=np.int64)
-    rank_G[np.argsort(-total_G, kind="stable")] = np.arange(len(total_G))
-    return Groups(rank_G[label_K], modularity, neighbours)
-
-
 def _neighbours(low_E: Array, high_E: Array, weight_E: Array, k: int) -> float:
-    """exp of the entropy of a component's edges, averaged by what they weigh."""
+    """How many others a component has as neighbours: exp of the entropy of its edges, averaged by what they weigh."""
     end, weight = np.concatenate([low_E, high_E]), np.concatenate([weight_E, weight_E])
     degree_K = np.bincount(end, weights=weight, minlength=k)
     return math.exp(float(-(weight * np.log(weight / degree_K[end])).sum() / weight.sum()))
 
 
-def communities(
-    low_E: Array, high_E: Array, weight_E: Array, k: int, resolution: float = 1.0, degree_K: Array | None = None
-) -> tuple[Array, float]:
-    """Louvain's communities of a graph without loops, each edge given once: a label for every node, and modularity.
-
-    A higher ``resolution`` gives more and smaller communities; 1 is modularity as it is usually defined. ``degree_K``
-    is what the edges of a node weigh together, for loops that are not among the edges but count.
-    """
-    label_K = np.arange(k)
-    if degree_K is None:
-        degree_K = np.bincount(low_E, weight_E, minlength=k) + np.bincount(high_E, weight_E, minlength=k)
-    degree, total = degree_K, float(degree_K.sum())
-    low, high, weight, n = low_E, high_E, weight_E, k
-    while True:
-        moved = _moved(low, high, weight, degree, total / resolution)
-        names, community = np.unique(moved, return_inverse=True)
-        if len(names) == n:
-            break
-        # Each community becomes a node; what lies within it counts in its degree alone.
-        label_K, n = community[label_K], len(names)
-        degree = np.bincount(community, weights=degree, minlength=n)
-        low, high = community[low], community[high]
-        low, high = np.minimum(low, high), np.maximum(low, high)
-        code, place = np.unique((low * n + high)[low != high], return_inverse=True)
-        weight = np.bincount(place, weights=weight[low != high], minlength=len(code))
-        low, high = code // n, code % n
-    inside = float(weight_E[label_K[low_E] == label_K[high_E]].sum())
-    return label_K, 2 * inside / total - resolution * float(((degree / total) ** 2).sum())
+# -- borders ----------------------------------------------------------------------------------------------------------
 
 
-def _moved(low_E: Array, high_E: Array, weight_E: Array, degree_K: Array, total: float) -> list[int]:
-    """The community of every node, after moving each to the one that gains most until none moves."""
-    n = len(degree_K)
-    source, other = np.concatenate([low_E, high_E]), np.concatenate([high_E, low_E])
-    order = np.argsort(source, kind="stable")
-    begin: list[int] = np.searchsorted(source[order], np.arange(n + 1)).tolist()
-    neighbour: list[int] = other[order].tolist()
-    weight: list[float] = np.concatenate([weight_E, weight_E])[order].tolist()
-    degree: list[float] = degree_K.tolist()
-    community, degree_of = list(range(n)), list(degree)
-    for _ in range(_SWEEPS):
-        changed = False
-        for node in range(n):
-            links: dict[int, float] = {}
-            for edge in range(begin[node], begin[node + 1]):
-                where = community[neighbour[edge]]
-                links[where] = links.get(where, 0.0) + weight[edge]
-            own, share = community[node], degree[node] / total
-            degree_of[own] -= degree[node]
-            best, most = own, links.get(own, 0.0) - degree_of[own] * share
-            for where, linked in links.items():
-                gain = linked - degree_of[where] * share
-                if gain > most + 1e-9 * total:
-                    best, most = where, gain
-            degree_of[best] += degree[node]
-            if best != own:
-                community[node], changed = best, True
-        if not changed:
-            break
-    return community
+def _assigned(z_NP: Array, label_N: Array) -> Array:
+    """The group of each row by the discriminant of these groups, numbered without gaps."""
+    weight_GP, offset_G = _discriminant(z_NP, label_N)
+    return np.unique((z_NP @ weight_GP.T + offset_G).argmax(axis=1), return_inverse=True)[1]
+
+
+def _discriminant(z_NP: Array, label_N: Array) -> tuple[Array, Array]:
+    """Log density of each group, as a linear function, with the same covariance for all."""
+    mean_GP, whitening_PP, share_G = _within(z_NP, label_N)
+    weight_GP = mean_GP @ whitening_PP @ whitening_PP.T
+    return weight_GP, np.log(share_G) - 0.5 * (weight_GP * mean_GP).sum(axis=1)
+
+
+def _within(z_NP: Array, label_N: Array) -> tuple[Array, Array, Array]:
+    """The means of the groups, a matrix that whitens the covariance within them, and their shares of the rows."""
+    count_G = np.bincount(label_N)
+    sum_GP = np.zeros((len(count_G), z_NP.shape[1]))
+    np.add.at(sum_GP, label_N, z_NP)
+    mean_GP = sum_GP / count_G[:, None]
+    # Shrunk towards a multiple of the identity, because there are few rows for so many directions.
+    covariance_PP = ledoit_wolf(z_NP - mean_GP[label_N], assume_centered=True)[0]
+    value_P, vector_PP = np.linalg.eigh(covariance_PP)
+    floor = 1e-9 + 1e-6 * float(value_P.mean())
+    return mean_GP, vector_PP / np.sqrt(np.maximum(value_P, floor)), count_G / len(label_N)
+
+
+def _principal(x_ND: Array, seed: int) -> Array:
+    """An orthonormal basis of the mean and the first principal directions, (D, P)."""
+    n, d = x_ND.shape
+    mean_D, count = x_ND.mean(axis=0), min(_PRINCIPAL, d, n // 4)
+    direction_PD = randomized_svd(x_ND - mean_D, count, random_state=seed)[2]
+    return np.linalg.qr(np.concatenate([mean_D[:, None], direction_PD.T], axis=1))[0][:, : min(count + 1, d)]
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _rows(X: Any) -> Array:
+    """The rows as an array, which may be memory-mapped."""
+    if not isinstance(X, torch.Tensor):
+        return np.asanyarray(X)
+    rows = X.detach().cpu()
+    return (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()  # numpy has no bfloat16
+
+
+def _drawn(n: int, seed: int) -> Array:
+    """The rows that decide, in order."""
+    random = np.random.default_rng(seed)
+    if n > 2**24:  # where a permutation of all rows would take long
+        return np.sort(random.choice(n, MOST_ROWS, replace=False, shuffle=False))
+    return np.sort(random.permutation(n)[:MOST_ROWS])
+
+
+def _parts(x_ND: Array, *, unit: bool) -> Iterator[tuple[int, Array]]:
+    """The rows a few at a time, each part with the number of its first row."""
+    step = max(1, _VALUES_AT_ONCE // max(1, x_ND.shape[1]))
+    for start in range(0, len(x_ND), step):
+        part = np.asarray(x_ND[start : start + step], dtype=np.float64)
+        yield start, _unit(part) if unit else part
+
+
+def _unit(x_ND: Array) -> Array:
+    """Rows of unit length; rows of zeros stay."""
+    x_ND = x_ND / np.maximum(np.abs(x_ND).max(axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    return x_ND / np.maximum(np.linalg.norm(x_ND, axis=1, keepdims=True), 1e-12)

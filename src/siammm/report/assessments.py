@@ -36,7 +36,7 @@ def read_figures(run: Run, given: Path | None, notes: list[str]) -> list[Figure]
     if where is None:
         where = record.default_output(str(run.path))
         if not (where / record.FILE).is_file():
-            if run.label_names is not None:
+            if run.label_names is not None and run.data is not None:
                 notes.append(f"The encoder was not evaluated; do so with `siammm evaluate {_command_text(run)}`.")
             return []
     evaluation = record.read_evaluation(where)
@@ -71,12 +71,12 @@ def _is_of_earlier_run(subject: dict[str, Any], run: Run) -> bool:
     """Whether the evaluation is of an earlier run in the same folder, one that was trained again since."""
     now = {
         "n_clusters": run.n_clusters,
-        "epochs": run.config.optimisation.epochs,
-        "random_state": run.config.run.random_state,
-        "trained_on": run.facts.get("fingerprint"),
+        "epochs": run.epochs,
+        "random_state": run.random_state,
+        "images": run.facts.get("fingerprint"),
     }
-    trained_on = subject.get("trained_on")
-    then = subject | {"trained_on": trained_on.get("fingerprint") if isinstance(trained_on, dict) else None}
+    images = subject.get("trained_on" if run.clustering is None else "clustered")
+    then = subject | {"images": images.get("fingerprint") if isinstance(images, dict) else None}
     return any(then.get(name) not in (None, value) for name, value in now.items())
 
 
@@ -107,7 +107,7 @@ def read_suspects(run: Run, given: Path | None, labels: Labels, rows: Rows, note
     if where is None:
         where = Path(f"{run.path.resolve().name}-audit")
         if not (where / SUSPECTS).is_file():
-            if run.label_names is not None:
+            if run.label_names is not None and run.data is not None:
                 notes.append(f"Labels were not audited; find suspects with `siammm audit {_command_text(run)}`.")
             return None
     where = where.expanduser()

@@ -1,10 +1,12 @@
-"""The clusters as the page shows them: what they are, and the images that stand for each.
+"""The clusters and groups as the page shows them: what they are, and the images that stand for each.
 
 Legend:  N images, D dimensions, K clusters, M rows of the page's table of images.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -14,13 +16,15 @@ from siammm.core.progress import Progress
 from siammm.metrics.kmeans import without_zero_warnings
 from siammm.report import history
 from siammm.report.json_numbers import number
-from siammm.report.schema import Cluster
+from siammm.report.schema import Cluster, Group
 from siammm.runs.run import Run
 
 MOST_ROWS = 20_000
 """Images on a page, at most; a map of more is a blur, and the page would be slow."""
 # Images of a label in a cluster, and labels of a cluster, at most.
 _MOST_OF_A_LABEL, _MOST_LABELS = 12, 12
+# Images that stand for a group, at most.
+_MOST_OF_A_GROUP = 24
 _ROWS_AT_ONCE = 32_768
 _NEAREST = 8
 # A border is where the shares of the first and the second cluster differ by less than this: 0.75 and 0.25.
@@ -151,15 +155,16 @@ def build_clusters(run: Run, measured: Measured, rows: Rows, *, seed: int) -> li
         labels, times = np.unique(run.label_N[inside], return_counts=True)
         order = np.argsort(-times, kind="stable")
         label_counts = [(int(labels[i]), int(times[i])) for i in order if labels[i] >= 0]
-        n_labelled = sum(count for _, count in label_counts)
+        label, purity = _majority(label_counts)
         clusters.append(
             Cluster(
+                group=int(run.group_K[k]),
                 size=int(measured.count_K[k]),
                 weight=number(run.mixture.weights_[k]),
                 concentration=number(run.mixture.concentrations_[k]),
                 cohesion=number(cohesion_K[k], 4),
-                label=label_counts[0][0] if label_counts else -1,
-                purity=number(label_counts[0][1] / n_labelled, 4) if n_labelled else None,
+                label=label,
+                purity=purity,
                 label_counts=label_counts,
                 central=central[k],
                 boundary=rows.of(inside[np.argsort(gap, kind="stable")][:n_boundary].tolist()),
@@ -175,6 +180,40 @@ def build_clusters(run: Run, measured: Measured, rows: Rows, *, seed: int) -> li
             )
         )
     return clusters
+
+
+def build_groups(clusters: list[Cluster], names: list[str]) -> list[Group]:
+    """All groups, by the clusters within them."""
+    inside: list[list[int]] = [[] for _ in names]
+    for k in sorted(range(len(clusters)), key=lambda k: -clusters[k]["size"]):
+        inside[clusters[k]["group"]].append(k)
+    groups: list[Group] = []
+    for name, own in zip(names, inside, strict=True):
+        # One image of each cluster, then the next of each: a group looks like all of its clusters.
+        turns = itertools.zip_longest(*(clusters[k]["central"] for k in own))
+        central = [row for turn in turns for row in turn if row is not None]
+        counts = sum((Counter(dict(clusters[k]["label_counts"])) for k in own), Counter[int]())
+        label_counts = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        label, purity = _majority(label_counts)
+        groups.append(
+            Group(
+                name=name,
+                size=sum(clusters[k]["size"] for k in own),
+                clusters=own,
+                central=central[:_MOST_OF_A_GROUP],
+                label=label,
+                purity=purity,
+                label_counts=label_counts,
+            )
+        )
+    return groups
+
+
+def _majority(label_counts: list[tuple[int, int]]) -> tuple[int, float | None]:
+    """The first label and its share; (-1, None) if there are none."""
+    if not label_counts:
+        return -1, None
+    return label_counts[0][0], number(label_counts[0][1] / sum(count for _, count in label_counts), 4)
 
 
 def _by_label(

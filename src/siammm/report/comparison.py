@@ -32,7 +32,7 @@ def compare(run: Run, path: Path, notes: list[str]) -> Comparison:
         notes.append(f"The run {shown(other.name)} is of other images, so clusters cannot be matched.")
     return Comparison(
         name=other.name,
-        other=history.run_summary(other, data=printable(other.data), image_size=other.view.size),
+        other=history.run_summary(other, data=printable(other.data), image_size=other.image_size),
         curves=history.curves_of(other),
         n_shared=len(shared),
         scores=scores,

@@ -1,4 +1,4 @@
-"""What ``siammm explore`` knows and answers, without the wire: pages of clusters, names, thumbnails, search by picture.
+"""What ``siammm explore`` knows and answers, without the wire: pages of clusters, thumbnails, search by picture, names.
 
 Legend:  N images of the run, D dimensions, K clusters.
 """
@@ -26,7 +26,7 @@ from siammm.report import thumbnails
 from siammm.report.clusters import chunks
 from siammm.report.gather import Gathered
 from siammm.report.json_numbers import number
-from siammm.report.schema import ImagePage, Neighbour, Search
+from siammm.report.schema import ImagePage, Naming, Neighbour, Search
 from siammm.runs.run import Run
 
 Order = Literal["central", "outlying"]
@@ -96,6 +96,16 @@ class Explorer:
             label=int(run.label_N[image]),
             similarity=number(np.clip(cosine, -1.0, 1.0), 4),
         )
+
+    # -- names of groups ----------------------------------------------------------------------------------------------
+
+    def name_group(self, index: int, name: str) -> Naming:
+        """Keep the name that a person gives to a group, in the run and in the contents of the page."""
+        groups = self.gathered.contents["groups"]
+        if not 0 <= index < len(groups):
+            raise Missing(f"There is no group {index}; they are 0 to {len(groups) - 1}.")
+        groups[index]["name"] = self.run.group_names.give(index, name)
+        return Naming(name=groups[index]["name"])
 
     # -- pictures -----------------------------------------------------------------------------------------------------
 

@@ -98,6 +98,9 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
     measured = clusters.measure(run, tell)
     _note_doubt(run, notes)
     found_clusters = clusters.build_clusters(run, measured, rows, seed=seed)
+    names, are_old = run.group_names.read()
+    if are_old:
+        notes.append("Groups were named, but in an earlier result of this run, so these names are not shown.")
     suspects = assessments.read_suspects(run, settings.audit, labels, rows, notes)
     figures = assessments.read_figures(run, settings.evaluation, notes)
     beside = None if settings.compare is None else comparison.compare(run, settings.compare, notes)
@@ -116,18 +119,20 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
     layout, sheets, number_M, entry = _make_thumbnails(run, image_M, settings, notes, tell)
     n_aside = run.n_set_aside
     if n_aside:
-        notes.append(f"{n_aside:,} images could not be read when the run was trained, and are not in it.")
+        notes.append(f"{n_aside:,} images could not be read when the run was made, and are not in it.")
     contents = Contents(
         format=FORMAT,
-        title=f"{run.name}: {counted(run.n_clusters, 'cluster')} of {counted(run.n_images, 'image')}",
+        title=f"{run.name}: {_counted_levels(run)} of {counted(run.n_images, 'image')}",
         made=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
         version=siammm.__version__,
-        run=history.run_summary(run, data=run.images.data, image_size=run.view.size),
+        run=history.run_summary(run, data=run.images.data, image_size=run.image_size),
         label_names=labels.names,
         curves=history.curves_of(run),
         merge_rounds=history.merge_rounds(run),
+        how_found=history.how_found(run),
         map_method=method,
         map_share=None if share is None else number(share, 4),
+        groups=clusters.build_groups(found_clusters, names),
         clusters=found_clusters,
         images=Images(
             id=[run.ids[i] for i in image_M.tolist()],
@@ -150,6 +155,11 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
     return Gathered(contents=contents, sheets=sheets, image_M=image_M, layout=layout, measured=measured)
 
 
+def _counted_levels(run: Run) -> str:
+    clusters = counted(run.n_clusters, "cluster")
+    return clusters if run.n_groups == run.n_clusters else f"{counted(run.n_groups, 'group')} of {clusters}"
+
+
 def _note_doubt(run: Run, notes: list[str]) -> None:
     """Add a note where images belong to their own cluster hardly more than to others."""
     most = min(int(run.mixture.n_neighbours), run.n_clusters)
@@ -157,7 +167,8 @@ def _note_doubt(run: Run, notes: list[str]) -> None:
     if most > 1 and middle < _DOUBTFUL / most:
         notes.append(
             f"The clusters hardly differ from each other: half of the images belong to theirs with a probability of at "
-            f"most {middle:.2f}, where chance is {1 / most:.2f}; train longer, or on more images."
+            f"most {middle:.2f}, where chance is {1 / most:.2f}; "
+            + ("train longer, or on more images." if run.clustering is None else "cluster with another --encoder.")
         )
 
 

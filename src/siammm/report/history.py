@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from siammm.core.text import printable
+from siammm.core.text import counted, printable
 from siammm.report import schema
 from siammm.report.json_numbers import is_number, number
 from siammm.runs.run import Run
-from siammm.settings.stored import as_plain
 
 Curves = dict[str, list[tuple[float, float]]]
 
@@ -20,21 +19,21 @@ _POINTS = 2000
 
 
 def run_summary(run: Run, *, data: str, image_size: int) -> schema.Run:
-    """What was trained, and on what."""
-    config = run.config
+    """What was trained or clustered, and on what."""
     seconds = [row["seconds"] for row in run.metrics if is_number(row.get("seconds"))]
     return schema.Run(
         name=run.name,
         data=data,
         n_images=run.n_images,
         n_clusters=run.n_clusters,
+        n_groups=run.n_groups,
         image_size=image_size,
-        backbone=printable(config.network.backbone),
-        method=printable(config.method),
-        epochs=config.optimisation.epochs,
+        backbone=printable(run.backbone),
+        method=printable(run.method),
+        epochs=run.epochs,
         seconds=number(sum(seconds)) if seconds else None,
-        random_state=config.run.random_state,
-        settings=_settings(as_plain(config)),
+        random_state=run.random_state,
+        settings=_settings(run.settings),
     )
 
 
@@ -71,7 +70,7 @@ def curves_of(run: Run) -> Curves:
     measured = curves(run.metrics)
     points = measured.get("n_clusters")
     if points and points[-1][1] != run.n_clusters:
-        points.append((number(run.config.optimisation.epochs), float(run.n_clusters)))
+        points.append((number(run.epochs), float(run.n_clusters)))
     return measured
 
 
@@ -82,10 +81,15 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def merge_rounds(run: Run) -> list[tuple[float, int, int]]:
-    """Epoch, clusters before and after of each round that merged some, with the one after the last epoch."""
+    """Epoch, clusters before and after of each round that merged some, with the one after the last epoch.
+
+    Without training there are no epochs, and none of these.
+    """
+    if run.clustering is not None:
+        return []
     n_before = starting_clusters(run)
     rounds: list[tuple[float, int, int]] = []
-    for epoch, after in [*_by_epoch(run), (float(run.config.optimisation.epochs), run.n_clusters)]:
+    for epoch, after in [*_by_epoch(run), (float(run.epochs), run.n_clusters)]:
         if after < n_before:
             rounds.append((epoch, n_before, after))
         n_before = after
@@ -105,6 +109,43 @@ def starting_clusters(run: Run) -> int:
         return max(run.n_clusters, *map(int, run.merges.get("n_components") or [0]))
     except (TypeError, ValueError, OverflowError):
         return run.n_clusters
+
+
+def how_found(run: Run) -> schema.HowFound:
+    """Where the number of clusters comes from, and that of groups, in plain sentences."""
+    given, k, n_start = run.merging, run.n_clusters, starting_clusters(run)
+    start = f"There were {n_start:,} clusters at the start"
+    if given.merge == "none":
+        size = "the default of --n-components" if given.n_components is None else f"--n-components {given.n_components}"
+        number_of = f"The number of clusters was not found but fixed, by --merge none and {size}."
+    elif run.clustering is not None and run.clustering.n_merged is not None:
+        number_of = (
+            f"Merging ended with {counted(run.clustering.n_merged, 'cluster')}, fewer than there are groups. So the "
+            "groups were found first, and the clusters are parts of them."
+        )
+    elif n_start > k and k <= given.merge_floor:
+        number_of = (
+            f"The number of clusters was held by --merge-floor {given.merge_floor}. {start}, and merging stopped at "
+            "this limit; without it there might be fewer."
+        )
+    elif given.merge == "paper":
+        number_of = (
+            f"The number of clusters follows from --merge paper. {start}, and pairs nearer than --merge-threshold "
+            f"{given.merge_threshold:g} were merged until the end; this rule does not stop by itself."
+        )
+    else:
+        then = "those that a test could not tell apart were merged" if n_start > k else "a test told all apart"
+        number_of = f"The number of clusters was found, by --merge auto. {start}, and {then}."
+    if run.n_groups < k:
+        levels = f"The clusters form {counted(run.n_groups, 'group')}. Those with many images between them are in one."
+        levels += " A few images of a cluster may belong to another group."
+    elif not run.looked_for_groups:
+        levels = "There is one level: the version that made this run did not look for groups of clusters."
+    elif given.merge == "auto":
+        levels = "There is one level: no larger groups were found among the clusters."
+    else:
+        levels = "There is one level: groups of clusters are looked for only with --merge auto."
+    return schema.HowFound(number=number_of, levels=levels)
 
 
 def merges_of_clusters(run: Run) -> list[tuple[int, list[tuple[int, int, int]]]]:
@@ -157,7 +198,7 @@ def _below(
 
 def _epochs_of_rows(run: Run, n_start: int, n_made: int) -> list[int]:
     """The epoch of each merge: the first after which no more clusters were left than after this merge."""
-    by_epoch, last = _by_epoch(run), run.config.optimisation.epochs
+    by_epoch, last = _by_epoch(run), run.epochs
     epochs, at = [], 0
     for row in range(n_made):
         while at < len(by_epoch) and by_epoch[at][1] > n_start - row - 1:

@@ -2,7 +2,7 @@
 
 It is stored in the page as JSON. Every string in it may be hostile (file names, labels, paths): the page sets them as
 text and never as HTML. Wherever an image is named, it is by its row in ``Images``; a label is its index in
-``label_names``, and -1 where an image has none; a cluster is its index in ``clusters``.
+``label_names``, and -1 where an image has none; a cluster is its index in ``clusters``, a group that in ``groups``.
 """
 
 from __future__ import annotations
@@ -13,24 +13,38 @@ FORMAT = 1
 
 
 class Run(TypedDict):
-    """What was trained, and on what."""
+    """What was trained or clustered, and on what."""
 
     name: str
     data: str
     n_images: int
     n_clusters: int
-    image_size: int
+    n_groups: int  # as many as clusters where no coarser level was found
+    image_size: int  # 0 where a table of embeddings was clustered, whose backbone is empty
     backbone: str
     method: str
-    epochs: int
+    epochs: int  # 0 where nothing was trained: the images were encoded by the backbone as it was
     seconds: float | None  # of training, where the run recorded it
     random_state: int
     settings: list[tuple[str, str, str]]  # group, name and value of every setting
 
 
+class Group(TypedDict):
+    """Clusters that belong together. Where no coarser level was found, every cluster is its own group."""
+
+    name: str  # as a person has typed it in ``siammm explore``; empty if nobody has
+    size: int  # images
+    clusters: list[int]  # largest first
+    central: list[int]  # the most central images of its clusters in turn, so that all large ones are seen
+    label: int  # as those of a cluster
+    purity: float | None
+    label_counts: list[tuple[int, int]]
+
+
 class Cluster(TypedDict):
     """One cluster. Its images are lists of rows of ``Images``, most telling first."""
 
+    group: int
     size: int
     weight: float
     concentration: float
@@ -47,6 +61,13 @@ class Cluster(TypedDict):
     n_merged: int  # how many of the components at the start of training became this one
     # epoch of training and starting components on either side of each merge that made it, the latest first
     merges: list[tuple[int, int, int]]
+
+
+class HowFound(TypedDict):
+    """Plain sentences."""
+
+    number: str  # where the number of clusters comes from
+    levels: str  # whether there are groups of clusters, and if not, why
 
 
 class Images(TypedDict):
@@ -81,20 +102,23 @@ class Thumbnails(TypedDict):
 
 
 class Tree(TypedDict):
-    """Found clusters joined up to one, and split down to finer groups, as a binary tree.
+    """Found clusters joined up to one, and split down to finer parts, as a binary tree.
 
-    Nodes 0 to n_leaves - 1 are the finest groups; node n_leaves + i joins ``left[i]`` and ``right[i]``. Joins are in
-    order: undoing the last K - 1 gives K groups, and undoing n_clusters - 1 gives the clusters that were found, so that
-    the joins before those are splits of single clusters, found in the final embeddings, not by training.
+    Nodes 0 to n_leaves - 1 are the finest parts; node n_leaves + i joins ``left[i]`` and ``right[i]``. Joins are in
+    order: undoing the last K - 1 gives K parts. Undoing n_groups - 1 gives the groups, and undoing n_clusters - 1 the
+    clusters that were found, so that the joins before those are splits of single clusters, found in the final
+    embeddings, not by training.
     """
 
     n_leaves: int
     n_clusters: int
+    n_groups: int
     left: list[int]
     right: list[int]
     height: list[float]  # of each join; they never fall
     size: list[int]  # images of each node, leaves first
     cluster: list[int]  # the found cluster that a node is part of; -1 for a node that joins several
+    group: list[int]  # the group that a node is part of; -1 for a node that joins several
     label: list[int]
     purity: list[float | None]
     examples: list[list[int]]  # a few images of each node, most central first
@@ -153,8 +177,10 @@ class Contents(TypedDict):
     label_names: list[str] | None
     curves: dict[str, list[tuple[float, float]]]  # epoch and value of each metric in training: loss, knn ...
     merge_rounds: list[tuple[float, int, int]]  # epoch, clusters before and after of each round that merged some
+    how_found: HowFound
     map_method: Literal["pca", "umap"]
     map_share: float | None  # the share of the variance that the map shows, for PCA
+    groups: list[Group]
     clusters: list[Cluster]
     images: Images
     thumbnails: Thumbnails
@@ -185,6 +211,15 @@ class Search(TypedDict):
     clusters: list[tuple[int, float]]  # likely clusters and their probabilities, most likely first
     outlier_score: float
     neighbours: list[Neighbour]
+
+
+class Naming(TypedDict):
+    """``POST group/<index>/name``, with {"name": text} as its body and the page's token: the name as it is kept.
+
+    An empty text takes the name away.
+    """
+
+    name: str
 
 
 class ImagePage(TypedDict):

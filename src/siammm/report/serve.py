@@ -2,7 +2,8 @@
 
 Other pages that are open in a browser can send requests here too, and so can other users of the machine. So every
 address begins with a token, which only the terminal and our page know; a request must name this server as its host
-(which stops DNS rebinding), requests from other sites are refused, and a search shows the token in a header too.
+(which stops DNS rebinding), requests from other sites are refused, and a search or a name, which are sent, show the
+token in a header too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import secrets
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,6 +34,8 @@ ADDRESS = "127.0.0.1"
 TOKEN_HEADER = "X-Siammm-Token"
 _JSON, _HTML = "application/json; charset=utf-8", "text/html; charset=utf-8"
 _TIMEOUT = 60.0
+# Bytes of a request that gives a name, at most: each character may be escaped.
+_MOST_OF_A_NAME = 4096
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -69,6 +73,8 @@ class Server(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
         self.explorer: Explorer | None = None
         self.page = b""
+        self.naming = threading.Lock()
+        """One name at a time, so that the page has all of them."""
 
     @property
     def url(self) -> str:
@@ -120,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        """Answer a search by picture."""
+        """Answer a search by picture, or keep a name."""
         self._answer(self._post)
 
     def _answer(self, find: Callable[[], tuple[str, bytes]]) -> None:
@@ -196,23 +202,36 @@ class _Handler(BaseHTTPRequestHandler):
                 raise Refused(HTTPStatus.NOT_FOUND, "There is nothing here by that name.")
 
     def _post(self) -> tuple[str, bytes]:
-        if self._asked() != ["search"] or self.server.explorer is None:
-            raise Refused(HTTPStatus.NOT_FOUND, "There is nothing here by that name.")
+        explorer = self.server.explorer
+        match self._asked():
+            case ["search"] if explorer is not None:
+                return _JSON, _encoded(explorer.search(self._sent("picture", MOST_BYTES)))
+            case ["group", index, "name"] if explorer is not None:
+                name = _name(self._sent("name", _MOST_OF_A_NAME))
+                with self.server.naming:
+                    answer = explorer.name_group(_whole(index), name)
+                    self.server.show(explorer)
+                return _JSON, _encoded(answer)
+            case _:
+                raise Refused(HTTPStatus.NOT_FOUND, "There is nothing here by that name.")
+
+    def _sent(self, what: str, most: int) -> bytes:
+        """The body of a request, if our page has sent it and it is not too long."""
         if not secrets.compare_digest(self.headers.get(TOKEN_HEADER, "").encode(), self.server.token.encode()):
             raise Refused(HTTPStatus.FORBIDDEN, "The page is of an earlier start of this server; load it again.")
         length = self.headers.get("Content-Length", "")
         if "Transfer-Encoding" in self.headers or not re.fullmatch(r"[0-9]{1,12}", length):
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "The request does not say how long its picture is.")
-        if int(length) > MOST_BYTES:
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, f"The request does not say how long its {what} is.")
+        if int(length) > most:
+            size, unit = (2**20, "MB") if most >= 2**20 else (1, "bytes")
             raise Refused(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"The picture has {int(length) / 2**20:,.0f} MB, but at most {MOST_BYTES // 2**20} are read; give a "
-                "smaller one.",
+                f"The {what} has {int(length) / size:,.0f} {unit}, but at most {most // size:,} are read; send less.",
             )
-        file = self.rfile.read(int(length))
-        if len(file) < int(length):
-            raise ConnectionError("the picture ended early")
-        return _JSON, _encoded(self.server.explorer.search(file))
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            raise ConnectionError(f"the {what} ended early")
+        return body
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
@@ -243,6 +262,17 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _encoded(answer: object) -> bytes:
     return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+def _name(body: bytes) -> str:
+    """The name in the body of a request."""
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+        raise Refused(HTTPStatus.BAD_REQUEST, 'A name is sent as {"name": text}.')
+    return given["name"]
 
 
 def _one(given: dict[str, list[str]], name: str, default: str) -> str:

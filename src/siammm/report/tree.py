@@ -1,10 +1,10 @@
-"""The tree of clusters: joined up to one, and split down into finer groups, so that it can be cut at any K.
+"""The tree of clusters: joined up to one, and split down into finer parts, so that it can be cut at any K.
 
-The clusters that training found are one level of it. Above that level, Ward's method joins them by their sizes and
-means. Below it, k-means splits each cluster in the final embeddings: the components of earlier epochs are not stored,
-and the embeddings have moved since.
+The clusters that training found are one level of it, and the groups that they form another. Ward's method joins the
+clusters within each group by their sizes and means, then the groups. Below the clusters, k-means splits each of them in
+the final embeddings: the components of earlier epochs are not stored, and the embeddings have moved since.
 
-Legend:  N images, D dimensions, K clusters, G finest groups (the leaves).
+Legend:  N images, D dimensions, K clusters, L finest parts (the leaves).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def build_tree(run: Run, measured: Measured, rows: Rows, *, seed: int, tell: Pro
     if k > MOST_CLUSTERS:
         return None
     leaves = _leaves(run, measured, n_leaves(starting_clusters(run), run.n_images, k), seed, tell)
-    left, right, height = _joins(leaves, run.mean_KD, k)
-    return _tree(leaves, left, right, height, k, run, rows)
+    joins = _joins(leaves, run.mean_KD, run.group_K)
+    return _tree(leaves, joins, run, rows)
 
 
 def n_leaves(n_start: int, n_images: int, n_clusters: int) -> int:
-    """The finest groups, at most: as many as training began with, but few enough to be read, and to mean something."""
+    """The finest parts, at most: as many as training began with, but few enough to be read, and to mean something."""
     return max(n_clusters, min(n_start, _MOST_LEAVES, n_images // _IMAGES_A_LEAF))
 
 
@@ -82,7 +82,7 @@ def _leaves(run: Run, measured: Measured, most: int, seed: int, tell: Progress) 
 
 
 def _allotted(measured: Measured, most: int) -> np.ndarray:
-    """How many groups each cluster is split into: more where its images are more, and less alike."""
+    """How many parts each cluster is split into: more where its images are more, and less alike."""
     count_K = measured.count_K
     scatter_K = np.maximum(count_K - (measured.sum_KD**2).sum(axis=1) / np.maximum(count_K, 1), 0.0)
     total = float(scatter_K.sum())
@@ -92,58 +92,67 @@ def _allotted(measured: Measured, most: int) -> np.ndarray:
     return np.clip(1 + more_K, 1, np.maximum(1, count_K // 2))
 
 
-def _joins(leaves: list[_Leaf], mean_KD: np.ndarray, k: int) -> tuple[list[int], list[int], list[float]]:
-    """All joins, those within clusters first; heights never fall."""
-    n = len(leaves)
-    within: list[tuple[float, int, int, int, int]] = []  # height, cluster, number there, and its two nodes there
-    of_cluster: list[list[int]] = [[] for _ in range(k)]
-    for at, leaf in enumerate(leaves):
-        of_cluster[leaf.cluster].append(at)
-    for cluster, own in enumerate(of_cluster):
-        pairs, heights = ward(*_statistics([leaves[at] for at in own]))
-        within += [(float(heights[j]), cluster, j, int(pairs[j, 0]), int(pairs[j, 1])) for j in range(len(heights))]
-    node: list[list[int]] = [list(own) for own in of_cluster]  # the whole tree's number of each cluster's own nodes
-    left: list[int] = []
-    right: list[int] = []
-    height: list[float] = []
-    for value, cluster, _, a, b in sorted(within):
-        left.append(node[cluster][a])
-        right.append(node[cluster][b])
-        height.append(value)
-        node[cluster].append(n + len(left) - 1)
-    top = [own[-1] for own in node]
-    count_K = np.array([sum(leaves[at].count for at in own) for own in of_cluster])
-    sum_KD = np.stack([sum((leaves[at].sum_D for at in own), np.zeros(mean_KD.shape[1])) for own in of_cluster])
+class _Joins:
+    """All joins, those within clusters first, then those within groups; heights never fall."""
+
+    def __init__(self, n_leaves: int) -> None:
+        self._n = n_leaves
+        self.left: list[int] = []
+        self.right: list[int] = []
+        self.height: list[float] = []
+
+    def add(self, sets: list[tuple[list[int], np.ndarray, np.ndarray]]) -> list[int]:
+        """Join each set of nodes, given with their sizes and means, to one, and lower joins of all before higher ones.
+
+        Returns the node that each set became.
+        """
+        pending: list[tuple[float, int, int, int, int]] = []  # height, set, number there, and its two nodes there
+        for at, (_, count_G, mean_GD) in enumerate(sets):
+            pairs, heights = ward(count_G, mean_GD)
+            pending += [(float(heights[j]), at, j, int(pairs[j, 0]), int(pairs[j, 1])) for j in range(len(heights))]
+        nodes = [list(own) for own, _, _ in sets]  # the whole tree's number of each set's own nodes
+        for value, at, _, a, b in sorted(pending):
+            self.left.append(nodes[at][a])
+            self.right.append(nodes[at][b])
+            # A large set may fall apart at a greater height than that at which two small ones join.
+            self.height.append(max(value, self.height[-1]) if self.height else value)
+            nodes[at].append(self._n + len(self.left) - 1)
+        return [own[-1] for own in nodes]
+
+
+def _joins(leaves: list[_Leaf], mean_KD: np.ndarray, group_K: np.ndarray) -> _Joins:
+    joins = _Joins(len(leaves))
+    count_L = np.array([leaf.count for leaf in leaves])
+    sum_LD = np.stack([leaf.sum_D for leaf in leaves])
+    of_cluster = members(np.array([leaf.cluster for leaf in leaves]), len(mean_KD))
+    mean_LD = sum_LD / np.maximum(count_L, 1)[:, None]
+    top_K = np.array(joins.add([(own.tolist(), count_L[own], mean_LD[own]) for own in of_cluster]))
+    count_K = np.array([count_L[own].sum() for own in of_cluster])
+    sum_KD = np.stack([sum_LD[own].sum(axis=0) for own in of_cluster])
     # A cluster that no image is in has a direction all the same.
-    centre_KD = np.where(count_K[:, None] > 0, sum_KD / np.maximum(count_K, 1)[:, None], mean_KD)
-    pairs, heights = ward(np.maximum(count_K, 1), centre_KD)
-    for (a, b), value in zip(pairs.tolist(), heights.tolist(), strict=True):
-        left.append(top[a])
-        right.append(top[b])
-        height.append(value)
-        top.append(n + len(left) - 1)
-    # A large cluster may fall apart at a greater height than that at which two small ones join.
-    return left, right, np.maximum.accumulate(height).tolist() if height else []
+    sum_KD[count_K == 0] = mean_KD[count_K == 0]
+    count_K = np.maximum(count_K, 1)
+    of_group = members(group_K, int(group_K.max()) + 1)
+    mean_KD = sum_KD / count_K[:, None]
+    top_G = joins.add([(top_K[own].tolist(), count_K[own], mean_KD[own]) for own in of_group])
+    count_G = np.array([count_K[own].sum() for own in of_group])
+    mean_GD = np.stack([sum_KD[own].sum(axis=0) for own in of_group]) / count_G[:, None]
+    joins.add([(top_G, count_G, mean_GD)])
+    return joins
 
 
-def _statistics(leaves: list[_Leaf]) -> tuple[np.ndarray, np.ndarray]:
-    count_G = np.array([leaf.count for leaf in leaves])
-    sum_GD = np.stack([leaf.sum_D for leaf in leaves])
-    return count_G, sum_GD / np.maximum(count_G, 1)[:, None]
-
-
-def _tree(
-    leaves: list[_Leaf], left: list[int], right: list[int], height: list[float], k: int, run: Run, rows: Rows
-) -> Tree:
+def _tree(leaves: list[_Leaf], joins: _Joins, run: Run, rows: Rows) -> Tree:
     """What the page shows of each node."""
     size, cluster = [leaf.count for leaf in leaves], [leaf.cluster for leaf in leaves]
+    group = run.group_K[cluster].tolist()
     labels, sums = [leaf.labels for leaf in leaves], [leaf.sum_D for leaf in leaves]
     examples = [leaf.examples for leaf in leaves]
     most = max((len(own) for own in examples), default=1)
     embedding = {image: np.asarray(run.embeddings[image], dtype=np.float64) for own in examples for image in own}
-    for a, b in zip(left, right, strict=True):
+    for a, b in zip(joins.left, joins.right, strict=True):
         size.append(size[a] + size[b])
         cluster.append(cluster[a] if cluster[a] == cluster[b] else -1)
+        group.append(group[a] if group[a] == group[b] else -1)
         labels.append(labels[a] + labels[b])
         sums.append(sums[a] + sums[b])
         candidates = sorted(examples[a] + examples[b], key=lambda image: (-float(embedding[image] @ sums[-1]), image))
@@ -153,12 +162,14 @@ def _tree(
     shares = [n / counts.total() if n else None for (_, n), counts in zip(commonest, labels, strict=True)]
     return Tree(
         n_leaves=len(leaves),
-        n_clusters=k,
-        left=left,
-        right=right,
-        height=[number(value) for value in height],
+        n_clusters=run.n_clusters,
+        n_groups=run.n_groups,
+        left=joins.left,
+        right=joins.right,
+        height=[number(value) for value in joins.height],
         size=size,
         cluster=cluster,
+        group=group,
         label=[label for label, _ in commonest],
         purity=[None if share is None else number(share, 4) for share in shares],
         examples=[rows.of(own) for own in examples],

@@ -13,8 +13,17 @@ encoder.safetensors   the networks
 assignments.parquet   the cluster of every image
 embeddings.npy        what was clustered: float16, of unit length, one row for each row of assignments.parquet
 merges.json           the tree of merges, the node of each cluster in it, and the number of clusters after each epoch
+names.json            the names that a person has given to groups, in ``siammm explore``
 
 .lock                 the process that is writing into the folder, while one is
+
+A run, as ``siammm cluster`` leaves it:
+
+summary.json          the settings, the images or the table, the encoder by its name, what was found, versions
+mixture.safetensors   the clusters
+assignments.parquet   the cluster of every image or row
+embeddings.npy        of images: what was clustered, as above
+embeddings.parquet    of images: the same in float32, as the encoder left it, with names and labels
 
 An export, as ``siammm export`` and ``SiamMM.save_pretrained`` leave it (timm looks for the first two by name):
 
@@ -36,15 +45,20 @@ CONFIG, METRICS, CHECKPOINTS, SET_ASIDE = "config.json", "metrics.jsonl", "check
 INVENTORY = "inventory.parquet"
 MIXTURE, ENCODER, MERGES = "mixture.safetensors", "encoder.safetensors", "merges.json"
 ASSIGNMENTS, EMBEDDINGS, LOCK = "assignments.parquet", "embeddings.npy", ".lock"
+GROUP_NAMES = "names.json"
 RUN_NAMES = frozenset(
     {CONFIG, INVENTORY, METRICS, CHECKPOINTS, SET_ASIDE, MIXTURE, ENCODER, MERGES, ASSIGNMENTS, EMBEDDINGS}
-    | {"tensorboard"}
+    | {GROUP_NAMES, "tensorboard"}
     | {"losses.svg", "clusters.svg"}  # of earlier versions
 )
 """What a run consists of; a folder that holds anything else is not replaced."""
 
+SUMMARY, IMAGES_TABLE = "summary.json", "embeddings.parquet"
+CLUSTERED_NAMES = frozenset({SUMMARY, MIXTURE, ASSIGNMENTS, EMBEDDINGS, IMAGES_TABLE, GROUP_NAMES})
+"""What a run of ``siammm cluster`` consists of; a folder that holds anything else is not replaced."""
+
 TIMM_WEIGHTS, NETWORKS, CARD, ONNX = "model.safetensors", "siammm.safetensors", "README.md", "siammm.onnx"
-IMAGES_TABLE, CLUSTERS_TABLE = "embeddings.parquet", "clusters.parquet"
+CLUSTERS_TABLE = "clusters.parquet"
 PRETRAINED_NAMES = (TIMM_WEIGHTS, CONFIG, NETWORKS, MIXTURE, CARD)
 """What ``save_pretrained`` writes and the hub is given."""
 EXPORT_NAMES = frozenset({*PRETRAINED_NAMES, ONNX, IMAGES_TABLE, CLUSTERS_TABLE})

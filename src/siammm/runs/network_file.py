@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from siammm.core.errors import StoredFileError
 from siammm.core.files import written_whole
 from siammm.data.view_settings import ViewSettings, views
 from siammm.learn.build import build_network
-from siammm.learn.networks import SiameseNetwork
+from siammm.learn.checkpoint import digest
+from siammm.learn.networks import Encoder, SiameseNetwork
 from siammm.settings.stored import as_plain, from_plain
 from siammm.settings.training import TrainConfig
 
@@ -54,6 +56,15 @@ def load_network(path: Path) -> SiameseNetwork:
             network = build_network(config, view.size)
         network.load_state_dict(load_file(path), strict=True)
     return network.eval()
+
+
+def network_digest(network: nn.Module, view: ViewSettings) -> str:
+    """Identifies what embeddings depend on besides the images: the weights, and how images are shown to them."""
+    if isinstance(network, Encoder) and not list(network.projector.parameters()):
+        network = network.backbone  # the same embeddings as those of the backbone by itself
+    shown = [view.size, *view.mean, *view.std]
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+    return digest(tensors, json.dumps(shown))
 
 
 @contextlib.contextmanager

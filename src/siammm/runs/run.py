@@ -1,4 +1,4 @@
-"""A finished run: the one place that reads what training left.
+"""A finished run: the one place that reads what training, or ``siammm cluster``, left.
 
     run = Run.open("my-run")
     run.config, run.metrics, run.mixture, run.cluster_N, run.embeddings, run.images
@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as functional
 from numpy.lib.format import open_memmap
-from torch import Tensor
+from torch import Tensor, nn
 
-from siammm.core.errors import InputError, StoredFileError
+from siammm.core.errors import InputError, SiamMMError, StoredFileError
 from siammm.core.progress import Progress, silent
 from siammm.core.text import one_line, printable, shown
 from siammm.data.inventory import Inventory
@@ -36,19 +36,20 @@ from siammm.learn.networks import Encoder, SiameseNetwork
 from siammm.metrics.clustering import label_codes
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.runs import files
-from siammm.runs.images import RunImages, find_images, image_loader, merge_reading, open_images
-from siammm.runs.network_file import load_network, read_header
-from siammm.settings.stored import from_plain
-from siammm.settings.training import DataConfig, TrainConfig
+from siammm.runs.clustered import Clustered, is_clustered, path_columns, read_clustered, table_again
+from siammm.runs.group_names import GroupNames
+from siammm.runs.images import RunImages, find_images, find_rows, image_loader, merge_reading, open_images
+from siammm.runs.network_file import load_network, network_digest, read_header
+from siammm.runs.pretrained import EncoderChoice, Pretrained, name_of, open_pretrained
+from siammm.settings.stored import as_plain, from_plain
+from siammm.settings.training import ClusteringConfig, DataConfig, TrainConfig
 
 # What training notes besides its settings, as far as anybody reads it.
 _FACTS: dict[str, type] = {"data_path": str, "fingerprint": str, "n_images": int, "kind": str, "versions": dict}
 
-EncoderChoice = Literal["online", "momentum"]
-
 
 class Run:
-    """What ``siammm train``, ``SiamMM.save``, ``SiamMM.save_pretrained`` or ``siammm export`` left in a folder.
+    """What ``siammm train``, ``siammm cluster``, ``SiamMM.save``, ``save_pretrained`` or ``siammm export`` left.
 
     Each part is read when it is first asked for. A part that is missing or damaged raises an error of one sentence.
     """
@@ -65,16 +66,13 @@ class Run:
         if not run.path.is_dir():
             what = "is a file" if run.path.exists() else "does not exist"
             raise InputError(f"{run.given} {what}, but a run is a folder; give one that siammm train wrote.")
-        if run.is_finished:
+        if run.is_finished or run.clustering is not None:
             return run
         if run._has_own_config:
             command = f"siammm train --resume {shlex.quote(str(given))}"
             raise InputError(f"The run {run.given} has not finished; continue with: {command}.")
-        if (run.path / files.MIXTURE).is_file() and (run.path / files.ASSIGNMENTS).is_file():
-            reason = "was written by siammm cluster, which keeps no encoder"
-            raise InputError(f"{run.given} {reason}; give a run folder that siammm train wrote.")
-        reason = f"is a folder, but no run: it has no {files.ENCODER}"
-        raise InputError(f"{run.given} {reason}; give one that siammm train wrote.")
+        reason = f"is a folder, but no run: it has no {files.ENCODER}, and no {files.SUMMARY} of siammm cluster"
+        raise InputError(f"{run.given} {reason}; give one that siammm train or siammm cluster wrote.")
 
     @classmethod
     def unfinished(cls, given: str | Path) -> Self:
@@ -111,18 +109,81 @@ class Run:
         return printable(self.path.resolve().name)
 
     @cached_property
+    def clustering(self) -> Clustered | None:
+        """What ``siammm cluster`` noted, if it wrote the folder; None for a training."""
+        is_trained = self.is_finished or self._has_own_config
+        return None if is_trained or not is_clustered(self.path) else read_clustered(self.path / files.SUMMARY)
+
+    @cached_property
     def config(self) -> TrainConfig:
-        """The settings of the training."""
-        return self._stored[0] if self._has_own_config else self._header[0]
+        """The settings of the training; of a run that was clustered with the encoder of another, of that one."""
+        if self._has_own_config:
+            return self._stored[0]
+        if self.clustering is None:
+            return self._header[0]
+        if self.encoder_run is None:
+            raise InputError(f"{self.given} {self.clustering.sentence}; give a run that siammm train wrote.")
+        return self.encoder_run.config
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings of the command that wrote it, as JSON holds them."""
+        return as_plain(self.config) if self.clustering is None else self.clustering.settings
+
+    @property
+    def merging(self) -> ClusteringConfig:
+        """How clusters were merged, in the words of the settings of training, whichever command wrote the run."""
+        if self.clustering is None:
+            return self.config.clustering
+        given = self.clustering.settings
+        names = ("n_components", "merge", "merge_threshold", "merge_floor", "merge_share")
+        return ClusteringConfig(**{name: given[name] for name in names if name in given})
+
+    @property
+    def backbone(self) -> str:
+        """The name of the network; empty where a table was clustered."""
+        if self.clustering is None:
+            return self.config.network.backbone
+        return "" if self.clustering.encoder is None else printable(self.clustering.encoder["backbone"])
+
+    @property
+    def method(self) -> str:
+        """How it came about: a method of training, or clustering alone."""
+        return self.config.method if self.clustering is None else "cluster"
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of training; 0 where there was none."""
+        return self.config.optimisation.epochs if self.clustering is None else 0
+
+    @property
+    def random_state(self) -> int:
+        """The seed of everything random."""
+        found = self.clustering
+        return self.config.run.random_state if found is None else int(found.settings["random_state"])
+
+    @property
+    def image_size(self) -> int:
+        """Width and height of what the encoder sees; 0 where a table was clustered."""
+        if self.clustering is None:
+            return self.view.size
+        return 0 if self.clustering.encoder is None else int(self.clustering.encoder.get("image_size") or 0)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What training noted besides its settings, such as versions; empty where it kept none."""
-        return self._stored[1] if self._has_own_config else {}
+        """What training or clustering noted besides its settings, such as versions; empty where it kept none."""
+        found = self.clustering
+        if found is None:
+            return self._stored[1] if self._has_own_config else {}
+        path = {} if found.encoder is None else {"data_path": found.data}
+        facts = {"fingerprint": found.fingerprint, "n_images": found.n_samples, "versions": found.versions}
+        return path | facts
 
     @property
     def data(self) -> str | None:
-        """The images that it was trained on, if the folder says so."""
+        """Its images: those that it was trained on, or that were clustered; None if the folder does not say."""
+        if self.clustering is not None:
+            return self.facts.get("data_path")
         return self.facts.get("data_path", self.config.data) if self._has_own_config else None
 
     @property
@@ -138,6 +199,8 @@ class Run:
     @cached_property
     def merges(self) -> dict[str, Any]:
         """The tree of merges; empty if the run kept none."""
+        if self.clustering is not None:
+            return {"n_components": self.clustering.n_components}
         path = self.path / files.MERGES
         if not path.is_file():
             return {}
@@ -149,7 +212,9 @@ class Run:
 
     @property
     def n_set_aside(self) -> int:
-        """Images that training could not read."""
+        """Images that could not be read."""
+        if self.clustering is not None:
+            return self.clustering.n_set_aside
         try:
             return len(json.loads((self.path / files.SET_ASIDE).read_text(encoding="utf-8"))["set_aside"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -197,8 +262,51 @@ class Run:
 
     @cached_property
     def network(self) -> SiameseNetwork:
-        """Both encoders, in evaluation mode."""
-        return on_device(load_network(self._network_file), self.device)
+        """Both encoders, in evaluation mode; of a run that was clustered, the one that it was clustered with."""
+        found = self.clustering
+        if found is None:
+            return on_device(load_network(self._network_file), self.device)
+        if self.encoder_run is not None:
+            network = self.encoder_run.network
+        else:
+            network = SiameseNetwork(Encoder(self._pretrained.backbone, nn.Identity()), momentum=False).eval()
+        digest = network_digest(network.momentum_encoder or network.encoder, self.view)
+        if found.encoder is not None and found.encoder.get("digest") not in (None, digest):
+            raise InputError(
+                f"The encoder {found.encoder_name} is another than when {self.given} was clustered with it; put the "
+                "earlier one back, or cluster again."
+            )
+        return network
+
+    @cached_property
+    def encoder_run(self) -> Run | None:
+        """The run whose encoder a run of ``siammm cluster`` was clustered with, if it is one of ours."""
+        found = self.clustering
+        if found is None or found.encoder is None or found.encoder["kind"] != "run":
+            return None
+        try:
+            return Run.open(str(found.encoder["path"]), device=self.device)
+        except (SiamMMError, KeyError) as error:
+            which = f"{found.encoder_name}, which cannot be opened ({one_line(error).partition(';')[0]})"
+            raise InputError(
+                f"{self.given} was clustered with the run {which}; put it back, or cluster again."
+            ) from error
+
+    @cached_property
+    def _pretrained(self) -> Pretrained:
+        """The pretrained encoder that it was clustered with, opened again by its name."""
+        found = self.clustering
+        assert found is not None
+        if found.encoder is None:
+            raise InputError(
+                f"{self.given} {found.sentence}; give that table, or an encoder such as lite, to this command."
+            )
+        try:
+            name, size = name_of(found.encoder), int(found.encoder["image_size"])
+        except (KeyError, TypeError, ValueError) as error:
+            path = self.path / files.SUMMARY
+            raise StoredFileError(f"{path} does not say which encoder it was; cluster again.") from error
+        return open_pretrained(name, image_size=size, device=self.device)
 
     def encoder(self, choice: EncoderChoice = "online") -> Encoder:
         """One of the two encoders."""
@@ -221,7 +329,9 @@ class Run:
     @cached_property
     def view(self) -> ViewSettings:
         """How images are shown to the encoder without augmentation."""
-        return self._header[1]
+        if self.clustering is None:
+            return self._header[1]
+        return self._pretrained.view if self.encoder_run is None else self.encoder_run.view
 
     @property
     def trained_epochs(self) -> int:
@@ -239,10 +349,15 @@ class Run:
 
     # -- clusters ----------------------------------------------------------------------------------------------------
 
+    @property
+    def mixture_file(self) -> Path:
+        """Where its clusters are."""
+        return self.path / files.MIXTURE
+
     @cached_property
     def has_clusters(self) -> bool:
-        """Whether it was trained with a mixture."""
-        return (self.path / files.MIXTURE).is_file()
+        """Whether it has a mixture; a training may be without."""
+        return self.mixture_file.is_file()
 
     @cached_property
     def mixture(self) -> VonMisesFisherMixture:
@@ -252,19 +367,30 @@ class Run:
                 f"The run {self.given} has no clusters, because it was trained without a mixture; train with another "
                 "--method or --cluster-loss."
             )
-        mixture = VonMisesFisherMixture.load(self.path / files.MIXTURE)
-        width = self._header[0].network.embedding_dim
+        found = self.clustering
+        if found is not None and found.family != "von-mises-fisher":
+            raise InputError(
+                f"The clusters of {self.given} are of --family {found.family}, and this needs von Mises-Fisher "
+                "clusters; cluster again with --family von-mises-fisher."
+            )
+        mixture = VonMisesFisherMixture.load(self.mixture_file)
+        width = self._header[0].network.embedding_dim if found is None else found.n_dimensions
         if mixture.n_features_in_ != width:
             raise InputError(
                 f"The clusters in {self.given} have {mixture.n_features_in_} dimensions, but its embeddings have "
                 f"{width}; the files are of two runs: copy the whole folder again."
+            )
+        if found is not None and mixture.n_components_ != found.n_clusters:
+            raise InputError(
+                f"There are {mixture.n_components_} clusters in {self.given}, but {files.SUMMARY} has "
+                f"{found.n_clusters}; the files are of two runs: copy the whole folder again."
             )
         return mixture
 
     @property
     def n_clusters(self) -> int:
         """Clusters, including those without images."""
-        return int(self.mixture.n_components_)
+        return int(self.mixture.n_components_) if self.clustering is None else self.clustering.n_clusters
 
     @property
     def mean_KD(self) -> np.ndarray:
@@ -283,20 +409,29 @@ class Run:
         try:
             table = pq.read_table(path)
             cluster_N = table.column("cluster").cast(pa.int64()).to_numpy()
-            if table.column("id").null_count or not pa.types.is_string(table.schema.field("id").type):
+            # The ids of a table of embeddings are the user's, and of any type.
+            of_images = self.clustering is None or self.clustering.encoder is not None
+            if of_images and (table.column("id").null_count or not pa.types.is_string(table.schema.field("id").type)):
                 raise ValueError("its ids are not text")
-            for name in ("cluster", "probability", "outlier_score"):
+            has_groups = "group" in table.column_names
+            for name in ("cluster", "probability", "outlier_score", *(["group"] if has_groups else [])):
                 column = table.column(name)
                 if column.null_count or not pa.types.is_primitive(column.type):
                     raise ValueError(f"{name} is not a number in every row")
+            if has_groups and len(table) and table.column("group").cast(pa.int64()).to_numpy().min() < 0:
+                raise ValueError("a group is below 0")
         except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-            remedy = "copy the whole run folder, or train again"
+            remedy = f"copy the whole run folder, or {self._again}"
             raise StoredFileError(f"{path} cannot be read ({one_line(error)}); {remedy}.") from error
         if not len(table):
-            raise StoredFileError(f"{path} holds no images; train again.")
+            raise StoredFileError(f"{path} holds no images; {self._again}.")
         if not 0 <= cluster_N.min() <= cluster_N.max() < n_clusters:
             raise StoredFileError(f"{path} names a cluster that {files.MIXTURE} has not; they are not of one run.")
         return table
+
+    @property
+    def _again(self) -> str:
+        return "train again" if self.clustering is None else "cluster again"
 
     @property
     def n_images(self) -> int:
@@ -312,6 +447,53 @@ class Run:
     def cluster_N(self) -> np.ndarray:
         """The cluster of each image."""
         return self.assignments.column("cluster").to_numpy().astype(np.int64)
+
+    @property
+    def looked_for_groups(self) -> bool:
+        """Whether its table has groups, if only of one cluster each; that of an earlier version has none."""
+        return "group" in self.assignments.column_names
+
+    @cached_property
+    def group_K(self) -> np.ndarray:
+        """The group that most images of each cluster are in, numbered from 0 without gaps.
+
+        Every cluster is its own group if no other level was found, and in runs of earlier versions. A cluster without
+        images is in the group of the cluster that is nearest to it.
+        """
+        own_K = np.arange(self.n_clusters)
+        if not self.looked_for_groups:
+            return own_K
+        values, group_N = np.unique(self.group_N, return_inverse=True)
+        table_KG = np.zeros((self.n_clusters, len(values)), dtype=np.int64)
+        np.add.at(table_KG, (self.cluster_N, group_N), 1)
+        group_K, is_filled_K = table_KG.argmax(axis=1), table_KG.any(axis=1)
+        filled, empty = np.flatnonzero(is_filled_K), np.flatnonzero(~is_filled_K)
+        if (self.group_N == self.cluster_N).all():
+            return own_K
+        nearest = np.argmax(self.mean_KD[empty] @ self.mean_KD[filled].T, axis=1)
+        group_K[empty] = group_K[filled[nearest]]
+        return np.unique(group_K, return_inverse=True)[1]
+
+    @property
+    def n_groups(self) -> int:
+        """Groups of clusters; as many as clusters if no coarser level was found."""
+        return int(self.group_K.max()) + 1
+
+    @cached_property
+    def group_names(self) -> GroupNames:
+        """The names that a person has given to groups."""
+        return GroupNames(self.path, self.cluster_N, self.group_K)
+
+    @cached_property
+    def group_N(self) -> np.ndarray:
+        """The group of clusters that each image belongs to; where there are no groups, its cluster."""
+        if "group" not in self.assignments.column_names:
+            return self.cluster_N
+        try:
+            return self.assignments.column("group").cast(pa.int64()).to_numpy()
+        except (ValueError, pa.ArrowException) as error:
+            path = self.path / files.ASSIGNMENTS
+            raise StoredFileError(f"{path} has groups that are no whole numbers; {self._again}.") from error
 
     @cached_property
     def probability_N(self) -> np.ndarray:
@@ -343,7 +525,8 @@ class Run:
 
     def reading(self, given: DataConfig, *, needs_labels: bool = False) -> DataConfig:
         """How to read images: as given, with the run's own names of columns where none are given."""
-        return merge_reading(given, self.config.reading, needs_labels=needs_labels)
+        own = self.config.reading if self.clustering is None else self.clustering.reading
+        return merge_reading(given, own, needs_labels=needs_labels)
 
     def loader(self, data: str | None, reading: DataConfig, *, progress: Progress = silent) -> Loader:
         """The images in ``data``, or else the run's own, ready to be encoded."""
@@ -355,14 +538,18 @@ class Run:
 
     @cached_property
     def images(self) -> RunImages:
-        """The images that the run was trained on, if they are still there; see ``find_images``."""
+        """The images of the run, if they are still there; see ``find_images``."""
         return self.find_images(None, DataConfig())
 
     def find_images(self, data: str | None, reading: DataConfig) -> RunImages:
         """Find the images of the run in ``data``, by default where they were; they become ``images``."""
         self._progress("looking for the images", 0, 0)
         where = str(self.data if data is None else data)
-        found = find_images(self.ids, self.fingerprint, where, self.reading(reading), was_given=data is not None)
+        if self.clustering is not None and self.clustering.encoder is None:
+            names = [self.ids, *path_columns(self.assignments)]
+            found = find_rows(names, self.clustering.data, data, self.reading(reading))
+        else:
+            found = find_images(self.ids, self.fingerprint, where, self.reading(reading), was_given=data is not None)
         self.images, source = found, found.source
         # Labels that the run was not told of, if the images have them.
         if source is not None and source.labels is not None and self.label_names is None and found.is_whole:
@@ -377,7 +564,12 @@ class Run:
 
     @cached_property
     def embeddings(self) -> np.ndarray:
-        """What was clustered, in float16, mapped from its file; encoded again if the run did not keep it."""
+        """What was clustered, of unit length, in float16, mapped from its file.
+
+        What the run did not keep is read or encoded again: from the table that was clustered, or from the images.
+        """
+        if not self.has_embeddings and self.clustering is not None and self.clustering.encoder is None:
+            return table_again(self.clustering, self.given)
         if not self.has_embeddings:
             return self._encoded_again()
         path, wanted = self.path / files.EMBEDDINGS, (self.n_images, int(self.mixture.n_features_in_))

@@ -189,7 +189,7 @@ def assignments(trained: Trained) -> pa.Table:
     columns: dict[str, Any] = {
         "id": pa.array(trained.ids),
         "cluster": pa.array(trained.clusters, type=pa.int32()),
-        "group": pa.array(trained.groups.label_K[trained.clusters], type=pa.int32()),
+        "group": pa.array(trained.group_labels, type=pa.int32()),
         "probability": pa.array(trained.probability),
         "outlier_score": pa.array(trained.outlier_score),
     }

@@ -31,7 +31,7 @@ class _Overwriting:
 @dataclass(frozen=True, kw_only=True)
 class _OfImages(_OnDevice):
     data: str | None = None
-    """The images; by default those that the run was trained on."""
+    """The images; by default those of the run."""
 
     reading: DataConfig = field(default_factory=DataConfig)
 
@@ -51,7 +51,7 @@ class _OfTable:
 @dataclass(frozen=True, kw_only=True)
 class _OfPage(_OfImages, _Seeded):
     run: Annotated[Positional[Path], arg(metavar="RUN")]
-    """A run folder written by siammm train."""
+    """A run folder written by siammm train or siammm cluster."""
 
     open: bool = True
     """Open the page in a browser."""
@@ -80,9 +80,10 @@ class DemoConfig(_Seeded):
 class ClusterConfig(_OfTable, _OnDevice, _Overwriting, _Seeded):
     """Find the clusters in images or in a table of embeddings, and their number.
 
-    Images are first encoded with a pretrained encoder. Writes a folder with the cluster of every image or row
+    Images are first encoded with a pretrained encoder. Writes a run folder with the cluster of every image or row
     (assignments.parquet), the model (mixture.safetensors), summary.json and, for images, their embeddings
-    (embeddings.parquet). Labels are used only for scores.
+    (embeddings.npy, embeddings.parquet), for siammm report, explore, sort and the others. Labels are used only for
+    scores.
     """
 
     data: Annotated[Positional[str], arg(metavar="DATA")]
@@ -138,7 +139,7 @@ class ClusterConfig(_OfTable, _OnDevice, _Overwriting, _Seeded):
     """von Mises-Fisher: estimate concentrations in this many principal directions; by default in all dimensions."""
 
     small_sample_correction: bool | None = None
-    """von Mises-Fisher: correct the bias of components with few samples; by default unless assignment is posterior."""
+    """von Mises-Fisher: correct the bias of components with few samples; on unless assignment is posterior."""
 
     concentration_shrinkage: float | None = None
     """von Mises-Fisher: pseudo-samples of average spread added to each component; by default 1, or 0 with posterior."""
@@ -238,15 +239,15 @@ class CompareConfig(_Overwriting):
 class AuditConfig(_OfImages, _OfTable, _Overwriting, _Seeded):
     """Find images that look mislabelled, from their neighbours and from classifiers.
 
-    SUBJECT is a run folder written by siammm train, or a table of embeddings with labels. Writes a folder with all
-    labelled images, most suspect first (suspects.parquet), and summary.json.
+    SUBJECT is a run folder written by siammm train or siammm cluster, or a table of embeddings with labels. Writes a
+    folder with all labelled images, most suspect first (suspects.parquet), and summary.json.
     """
 
     subject: Annotated[Positional[Path], arg(metavar="SUBJECT")]
     """The run, or a .npz, .parquet or .safetensors table with one row per image."""
 
     data: str | None = None
-    """For a run: the labelled images; by default those that it was trained on."""
+    """For a run: the labelled images; by default its own."""
 
     labels: Path | None = None
     """File with the labels, if they are separate: .csv or .parquet with ids and labels, or .npy in the order of the
@@ -322,6 +323,33 @@ class ExploreConfig(_OfPage):
     """Port on 127.0.0.1; 0 picks a free one."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SortConfig:
+    """Make a folder for each group of a run's images, with links to the files, and a list of them as CSV.
+
+    The images themselves are not touched. images.csv has the file, group, cluster, probability and outlier rank (1 is
+    the most unusual) of each. Images that are not files, such as rows of an array, cannot be sorted.
+    """
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """A run folder written by siammm cluster or siammm train."""
+
+    to: Path
+    """Folder to make; one that exists must be empty."""
+
+    by: Literal["group", "cluster"] = "group"
+    """One folder for each group of clusters, or for each cluster. Without groups the two are the same."""
+
+    copy: bool = False
+    """Copy the files."""
+
+    link: bool = False
+    """Make symbolic links to the files. This is the default."""
+
+    data: str | None = None
+    """The images, if they have moved; for a table of embeddings with paths, the folder that these lead to."""
+
+
 ExportFormat = Literal["encoder", "onnx", "tables"]
 
 
@@ -335,7 +363,7 @@ class ExportConfig(_OfImages, _Overwriting):
     """
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
-    """A run folder written by siammm train."""
+    """A run folder written by siammm train or siammm cluster; of the latter, the tables."""
 
     output: Path | None = None
     """Folder to write; by default <name of the run>-export in the current folder."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from siammm.core.errors import InputError, StoredFileError
 from siammm.settings.fields import setting_homes, value_of, with_settings
-from siammm.settings.training import TrainConfig
+from siammm.settings.training import DataConfig, TrainConfig
 
 # What may be changed when a run is resumed: where it runs, which leaves what it computes as it is ...
 _CHANGEABLE = frozenset({"data", "device", "workers", "save_every", "tensorboard", "probe"})
@@ -34,6 +34,14 @@ def from_plain(stored: dict[str, Any], origin: Path) -> TrainConfig:
         return _rebuilt(TrainConfig, stored)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StoredFileError(f"{origin} does not contain the settings of a run ({error}); start a new run.") from error
+
+
+def reading_from_plain(stored: dict[str, Any], origin: Path) -> DataConfig:
+    """How images are read, as a result of ``siammm cluster`` stores it in the file ``origin``."""
+    try:
+        return _rebuilt(DataConfig, stored)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise StoredFileError(f"{origin} does not say how images were read ({error}); cluster again.") from error
 
 
 def starting_point(stored: TrainConfig) -> TrainConfig:

@@ -1,12 +1,10 @@
-"""Triton kernels where there is no GPU: compiled for one, to see whether registers suffice, and interpreted."""
+"""Triton kernels where there is no GPU: compiled for one, to see whether registers suffice."""
 
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import pytest
 
 from siammm.learn.cuda import triton_support
 
-_ROOT = Path(__file__).parents[3]
 # Triton brings one assembler or two, of which the newer reads all that it writes.
 _ASSEMBLERS: list[Path] = []
 if triton_support.triton is not None:
@@ -59,15 +56,3 @@ def registers(ptx: str, folder: Path) -> int:
     used = re.search(r"Used (\d+) registers", said)
     assert used is not None
     return int(used.group(1))
-
-
-def interpreted(program: str) -> int:
-    """Run one of the programs beside this file under Triton's interpreter; how many of its checks held, all of them."""
-    environment = {
-        **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)]),
-    }  # fmt: skip
-    command = [sys.executable, str(Path(__file__).with_name(program))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.count("ok  ")

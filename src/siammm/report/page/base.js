@@ -3,7 +3,10 @@
 // Strings of the data become text nodes or attributes that cannot run (el below); nothing here ever parses HTML.
 
 const contents = JSON.parse(document.getElementById("contents").textContent);
-const { run, clusters, images, tree, live } = contents;
+const { run, groups, clusters, images, tree, live } = contents;
+// Where no coarser level was found, every cluster is its own group, and the page shows clusters alone.
+const hasGroups = groups.length < clusters.length;
+images.group = images.cluster.map((index) => clusters[index]?.group ?? -1);
 const labelNames = contents.label_names || [];
 const hasLabels = contents.label_names !== null && clusters.some((cluster) => cluster.label >= 0);
 
@@ -39,6 +42,15 @@ function majority(label, className = "") {
 function majorityWords({ label, purity }) {
   return hasLabels && label >= 0 ? `, ${percent(purity)} ${labelName(label)}` : "";
 }
+
+/** The name that a person gave to the group of a cluster, or an empty text. */
+const givenName = (index) => groups[clusters[index]?.group]?.name ?? "";
+
+/** What a group is called: as a person has named it, or by its number. */
+const groupName = (group) => groups[group].name || `Group ${group}`;
+
+/** What a cluster is called: where there is one level, the name of its group is its own. */
+const clusterName = (index) => (hasGroups || !givenName(index) ? `Cluster ${index}` : givenName(index));
 
 // ------------------------------------------------------------------------------------------------------- elements
 
@@ -178,7 +190,7 @@ function rgbOf(i) {
 const colourOf = (i) => `rgb(${rgbOf(i).join(" ")})`;
 const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// Whatever is drawn on a canvas is drawn again when the theme changes.
+// Whatever is drawn on a canvas is drawn again when the theme changes, and whatever shows a name when that does.
 const themeWatchers = new Set();
 const themeChanged = () => themeWatchers.forEach((watcher) => watcher());
 
@@ -205,7 +217,8 @@ const sections = new Map(); // id -> {title, icon, build(element)}; build may re
 
 function where() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
-  return { section: sections.has(path) ? path : "overview", params: new URLSearchParams(query) };
+  const [first] = sections.keys();
+  return { section: sections.has(path) ? path : first, params: new URLSearchParams(query) };
 }
 
 function address(section, params = {}) {

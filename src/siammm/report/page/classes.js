@@ -105,7 +105,10 @@ if (hasLabels) {
         } else lead.replaceChildren(`Cluster ${of} has ${total} of ${plural(makers.length, "label")}.`);
         lazyList(list, makers);
       };
-      themeWatchers.add(() => shown && draw(shown));
+      themeWatchers.add(() => {
+        for (const option of pickers.cluster.options) option.textContent = clusterTitle(Number(option.value));
+        if (shown) draw(shown);
+      });
       return (params) => {
         view = params.get("view") === "cluster" ? "cluster" : "label";
         const select = pickers[view];

@@ -10,9 +10,11 @@ const ORDERS = {
   scatter: ["Cohesion, lowest first", (c) => c.cohesion],
   label: ["Label", (c) => (c.label < 0 ? "\uffff" : labelName(c.label))],
   nearest: ["Nearest to another", (c) => -(c.nearest[0]?.[1] ?? -2)],
+  group: ["Group", (c) => c.group],
   number: ["Number", (_, i) => i],
 };
 const LABEL_ORDERS = new Set(["purity", "impurity", "label"]);
+const canOrder = (key) => (hasLabels || !LABEL_ORDERS.has(key)) && (hasGroups || key !== "group");
 const collator = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
 
 function sortedClusters(order, keys) {
@@ -24,7 +26,7 @@ function sortedClusters(order, keys) {
   });
 }
 
-/** Clusters whose number, label or one of whose images' names holds the text. */
+/** Clusters whose number, label, group or one of whose images' names holds the text. */
 function matchingClusters(query) {
   const all = range(clusters.length);
   const text = query.trim().toLowerCase();
@@ -34,6 +36,7 @@ function matchingClusters(query) {
   if (byNumber >= 0 && byNumber < clusters.length) found.add(byNumber);
   const labels = new Set(range(labelNames.length).filter((i) => labelNames[i].toLowerCase().includes(text)));
   clusters.forEach((cluster, i) => labels.has(cluster.label) && found.add(i));
+  clusters.forEach((_, i) => givenName(i).toLowerCase().includes(text) && found.add(i));
   // A number means the cluster first of all: names of files are full of digits.
   if (byNumber < 0 || !found.size) {
     images.id.forEach((id, row) => {
@@ -48,37 +51,47 @@ function labelBar({ label_counts: counts }, most = 6, className = "") {
   return shareBar(counts.slice(0, most).map(([label, n]) => [colourOf(label), n]), sumOf(counts), className);
 }
 
-/** The first line of a card: the number of a cluster, its most common label, and what comes after them. */
+/** The number of a cluster in a list, without its group where there is one level. */
+function clusterChip(index) {
+  return hasGroups || !givenName(index) ? String(index) : named(givenName(index));
+}
+
+/** The first line of a card: the number of a cluster, its name or most common label, and what comes after them. */
 function cardLine(index, ...more) {
-  return span("card-line", span("card-number", `#${index}`), majority(clusters[index].label, "card-label"), ...more);
+  const { group, label } = clusters[index];
+  const own = !hasGroups && givenName(index);
+  const name = own ? named(own, "card-label") : majority(label, "card-label");
+  return span("card-line", hasGroups && dot(group), span("card-number", `#${index}`), name, ...more);
 }
 
 function clusterCard(index, width) {
   const cluster = clusters[index];
-  const purity = hasLabels && cluster.purity !== null && span("card-purity", percent(cluster.purity));
+  const shown = hasLabels && cluster.purity !== null && (hasGroups || !givenName(index));
+  const purity = shown && span("card-purity", percent(cluster.purity));
   const size = plural(cluster.size, "image");
+  const where = hasGroups ? `, ${visible(groupName(cluster.group))}` : "";
   const facts = span("card-facts", `${size} \u00b7 \u03ba\u00a0${figure(cluster.concentration)}`);
   const bar = hasLabels && cluster.label_counts.length > 0 && labelBar(cluster);
-  const attributes = { "data-focus": true, "aria-label": `${clusterTitle(index)}, ${size}` };
+  const attributes = { "data-focus": true, "aria-label": `${clusterTitle(index)}, ${size}${where}` };
   const parts = [heroMosaic(cluster.central, width), cardLine(index, purity), facts, bar];
   return clusterLink("card", index, attributes, ...parts);
 }
 
-let shownClusters = range(clusters.length); // in the order of the grid: previous and next go along it
+const cardHeight = (width) => 3 * stripHeight(width) + (hasLabels ? 70 : 58);
 
 sections.set("clusters", {
   title: "Clusters",
   icon: "M4 4h7v7H4zM13 4h7v7h-7zM4 13h7v7H4zM13 13h7v7h-7z",
   build(root) {
     let [query, order] = [null, null];
-    const hint = hasLabels ? "Label, image name or number" : "Image name or number";
+    const hint = [hasGroups && "Group", hasLabels && "label", "image name or number"].filter(Boolean).join(", ");
     const search = searchBox(hint, 120, () => adjust({ q: search.value }, { replace: true }));
-    const orders = Object.entries(ORDERS).filter(([key]) => hasLabels || !LABEL_ORDERS.has(key));
+    const orders = Object.entries(ORDERS).filter(([key]) => canOrder(key));
     const options = orders.map(([key, [text]]) => [key, text]);
     const sort = picker(options, "size", (key) => adjust({ sort: key }, { replace: true }));
     const total = el("p.result", { role: "status" });
-    const rowHeight = (width) => 3 * stripHeight(width) + (hasLabels ? 70 : 58);
-    const grid = new VirtualGrid({ label: "Clusters", minWidth: 216, gap: 26, rowHeight, make: clusterCard });
+    const size = { minWidth: 216, gap: 26, rowHeight: cardHeight };
+    const grid = new VirtualGrid({ label: "Clusters", ...size, make: clusterCard });
     const empty = el("p.empty", { hidden: true }, "No cluster matches.");
     const controls = el("div.controls", field("Search", search, "grow"), field("Sort by", sort));
     root.append(head("Clusters", total), controls, grid.element, empty);
@@ -86,15 +99,16 @@ sections.set("clusters", {
     return (params) => {
       // An address may hold anything, also what every object has, such as "constructor".
       const asked = params.get("sort");
-      const [q, by] = [params.get("q") ?? "", Object.hasOwn(ORDERS, asked) ? asked : "size"];
+      const [q, by] = [params.get("q") ?? "", Object.hasOwn(ORDERS, asked) && canOrder(asked) ? asked : "size"];
       if (q === query && by === order) return;
       [query, order] = [q, by];
       if (document.activeElement !== search) search.value = q;
       sort.value = by;
-      shownClusters = sortedClusters(by, matchingClusters(q));
-      total.textContent = q ? `${count(shownClusters.length)} of ${count(clusters.length)}` : count(clusters.length);
-      empty.hidden = shownClusters.length > 0;
-      grid.setKeys(shownClusters);
+      const shown = sortedClusters(by, matchingClusters(q));
+      sections.get("clusters").shown = shown;
+      total.textContent = q ? `${count(shown.length)} of ${count(clusters.length)}` : count(clusters.length);
+      empty.hidden = shown.length > 0;
+      grid.setKeys(shown);
     };
   },
 });
@@ -105,7 +119,7 @@ function nearestList(cluster) {
   const items = cluster.nearest.map(([other, cosine]) => {
     const { central, label } = clusters[other];
     const text = [span("card-number", `#${other}`), majority(label), span("near-value", figure(cosine, 2))];
-    return el("li", clusterLink("near", other, stripMosaic(central, 176), span("near-text", ...text)));
+    return el("li", clusterLink("near", other, stripMosaic(central, 150), span("near-text", ...text)));
   });
   return el("ul.nearest", ...items);
 }
@@ -122,8 +136,8 @@ function labelTable(cluster) {
 }
 
 function mergeWords(cluster) {
-  if (cluster.n_merged <= 1) return "One component from the start of training; nothing was merged into it.";
-  return `${count(cluster.n_merged)} of the components at the start of training became this cluster.`;
+  if (cluster.n_merged <= 1) return "One component from the start; nothing was merged into it.";
+  return `${count(cluster.n_merged)} of the components at the start became this cluster.`;
 }
 
 function mergeList(cluster) {
@@ -178,13 +192,17 @@ const STRIPS = [
   ["sample", "Sample", "Drawn at random."],
 ];
 
-/** The order that previous and next follow: that of the grid, if the cluster is in it. */
-const orderAround = (index) => (shownClusters.includes(index) ? shownClusters : range(clusters.length));
+/** The order that previous and next follow: that of the group or of the grid, if the cluster is in it. */
+function orderAround(index) {
+  const orders = [where().section, "clusters"].map((id) => sections.get(id).shown);
+  return orders.find((order) => order?.includes(index)) ?? range(clusters.length);
+}
 
 function detailTitle(index) {
   const { label, purity } = clusters[index];
   const name = hasLabels && label >= 0 ? [span("title-share", `${percent(purity)} `), named(labelName(label))] : [];
-  return el("h2", { id: "detail-title", tabindex: "-1" }, `Cluster ${index} `, span("title-label", ...name));
+  const title = [el("bdi", visible(clusterName(index))), " ", span("title-label", ...name)];
+  return el("h2", { id: "detail-title", tabindex: "-1" }, ...title);
 }
 
 function detailTools(index) {
@@ -203,13 +221,17 @@ function detailTools(index) {
 function detailSide(index) {
   const cluster = clusters[index];
   const facts = [fact("Images", count(cluster.size)), fact("Weight", percent(cluster.weight, 1))];
+  if (hasGroups) facts.unshift(fact("Group", groupLink(cluster.group)));
+  else if (givenName(index)) facts.unshift(fact("Cluster", index));
   facts.push(fact("Concentration", figure(cluster.concentration)), fact("Cohesion", figure(cluster.cohesion)));
   if (hasLabels && cluster.purity !== null) facts.push(fact("Purity", percent(cluster.purity)));
   const part = (heading, aside, ...children) =>
     el("section", el("h3", heading, aside && span("note", aside)), ...children);
   const link = el("a.more", { href: address("classes", { view: "cluster", of: index }) }, "See its images by label");
+  const renamed = () => document.getElementById("detail-title").replaceWith(detailTitle(index));
   return el(
     "div.detail-side",
+    live && !hasGroups && nameForm(cluster.group, renamed),
     el("dl.facts", ...facts),
     hasLabels && cluster.label_counts.length > 0 && part("Labels", null, labelTable(cluster), link),
     cluster.nearest.length > 0 && part("Nearest clusters", "cosine", nearestList(cluster)),
@@ -280,7 +302,7 @@ const detail = {
     (buttons.find((item) => kept && item.ariaLabel === kept.ariaLabel) ?? title).focus();
     this.stepped = false;
     body.scrollTop = 0;
-    document.title = `Cluster ${index} \u2013 ${visible(contents.title)}`;
+    document.title = `${visible(clusterName(index))} \u2013 ${visible(contents.title)}`;
   },
 
   hide() {

@@ -43,7 +43,7 @@ class VirtualGrid {
     const [least, gap] = width < 480 && this.minWidth < 300 ? [130, 14] : [this.minWidth, this.wideGap];
     this.gap = gap;
     this.columns = clamp(Math.floor((width + gap) / (least + gap)), 1, this.maxColumns);
-    this.itemWidth = (width - this.gap * (this.columns - 1)) / this.columns;
+    this.itemWidth = Math.floor((width - this.gap * (this.columns - 1)) / this.columns); // half a pixel would blur
     this.line = this.rowHeight(this.itemWidth) + this.gap;
     this.element.style.height = `${Math.max(0, Math.ceil(this.keys.length / this.columns) * this.line - this.gap)}px`;
     this.inner.replaceChildren();

@@ -2,12 +2,16 @@
 // The overview: what was trained, what was found, the map, the curves, the evaluation.
 
 const words = (name) => visible(name).replaceAll("_", " ").replace(/\bknn\b/g, "kNN");
-const clusterTitle = (index) => visible(`Cluster ${index}${majorityWords(clusters[index])}`);
+const clusterTitle = (index) => visible(`${clusterName(index)}${majorityWords(clusters[index])}`);
 
 function headline() {
   const what = [named(run.method), " trained ", named(run.backbone), " on ", named(run.data)];
-  const size = ` at ${run.image_size}\u00a0px for ${plural(run.epochs, "epoch")}`;
-  const lead = el("p.lead", ...what, size, run.seconds && ` in ${duration(run.seconds)}`, ", without labels.");
+  const size = ` at ${run.image_size}\u00a0px`;
+  const trained = [...what, `${size} for ${plural(run.epochs, "epoch")}`, run.seconds && ` in ${duration(run.seconds)}`];
+  const encoded = [named(run.data), ", encoded by ", named(run.backbone), `${size}, clustered without training`];
+  const made = run.epochs ? trained : run.backbone ? encoded : [named(run.data), ", a table, clustered"];
+  const unlabelled = run.epochs ? ", without labels." : run.backbone ? " and without labels." : " without labels.";
+  const lead = el("p.lead", ...made, hasLabels ? unlabelled : ".");
   const largest = sortedClusters("size", range(clusters.length)).slice(0, 24);
   const items = largest.filter((index) => clusters[index].central.length).map((index) => {
     const title = clusterTitle(index);
@@ -15,8 +19,10 @@ function headline() {
   });
   const label = "One image of each of the largest clusters";
   const ribbon = roving(el("div.ribbon", { role: "group", "aria-label": label }, ...items), "a");
-  const text = `${plural(run.n_clusters, "cluster")} in ${plural(run.n_images, "image")}`;
-  return el("header.hero", el("h1", text), lead, ribbon);
+  const whole = hasGroups ? plural(groups.length, "group") : plural(run.n_images, "image");
+  const text = `${plural(run.n_clusters, "cluster")} in ${whole}`;
+  const level = !hasGroups && note(contents.how_found.levels);
+  return el("header.hero", el("h1", text), lead, level, ribbon);
 }
 
 function panel(title, lead, ...children) {
@@ -27,9 +33,9 @@ function mapPanel() {
   const placed = (row) => Number.isFinite(images.x[row]) && Number.isFinite(images.y[row]);
   const known = range(images.id.length).filter(placed);
   if (!known.length) return null;
-  let [by, chosen, palette] = ["cluster", -1, []];
+  let [by, chosen, palette] = [hasGroups ? "group" : "cluster", -1, []];
   const groupOf = (i) => images[by][known[i]];
-  const nGroups = () => (by === "cluster" ? clusters.length : labelNames.length);
+  const nGroups = () => ({ group: groups, cluster: clusters, label: labelNames })[by].length;
   const plot = new PointPlot({
     xs: known.map((row) => images.x[row]),
     ys: known.map((row) => images.y[row]),
@@ -43,7 +49,7 @@ function mapPanel() {
     onOpen: (i) => openCluster(images.cluster[known[i]]),
     describe: (i) => imageWords(known[i]),
   });
-  const legend = roving(el("div.chips", { role: "group", "aria-label": "Show one group" }));
+  const legend = roving(el("div.chips", { role: "group" }));
   const chip = (i) => {
     const press = () => {
       chosen = chosen === i ? -1 : i;
@@ -52,13 +58,15 @@ function mapPanel() {
       plot.draw();
     };
     const attributes = { type: "button", "aria-pressed": String(i === chosen), on: { click: press } };
-    if (by === "cluster") attributes["aria-label"] = `Cluster ${i}`;
-    const made = el("button.chip", attributes, dot(i), by === "cluster" ? i : named(labelName(i)));
+    if (by === "cluster") attributes["aria-label"] = visible(clusterName(i));
+    const names = { group: () => named(groupName(i)), cluster: () => clusterChip(i), label: () => named(labelName(i)) };
+    const made = el("button.chip", attributes, dot(i), names[by]());
     return made;
   };
   const colours = () => {
     palette = range(nGroups()).map(rgbOf);
     palette[-1] = rgbOf(-1);
+    legend.setAttribute("aria-label", `Show one ${by}`);
     legend.replaceChildren(...(nGroups() > 40 ? [] : range(nGroups()).map(chip)));
     legend.resetRoving();
   };
@@ -80,8 +88,9 @@ function mapPanel() {
   const pca = `The first two principal components of the embeddings (PCA).${share}`;
   const how = contents.map_method === "umap" ? "UMAP of the embeddings." : pca;
   const part = known.length < run.n_images && ` ${count(known.length)} of the ${count(run.n_images)} images are shown.`;
-  const options = [["cluster", "Cluster"], ["label", "Label"]];
-  const top = el("div.panel-head", el("h2", "Map"), hasLabels && choice("Colour by", options, by, colourBy));
+  const options = [hasGroups && ["group", "Group"], ["cluster", "Cluster"], hasLabels && ["label", "Label"]];
+  const given = options.filter(Boolean);
+  const top = el("div.panel-head", el("h2", "Map"), given.length > 1 && choice("Colour by", given, by, colourBy));
   return el("section.panel.wide", top, note(how, part), el("div.map", plot.canvas, tools), legend);
 }
 
@@ -133,37 +142,40 @@ function sizesPanel() {
   return captioned("Size and concentration", readout, el("div.plot.scatter", under, plot.canvas));
 }
 
-function trainingPanel() {
+/** How the number of clusters came about, and the curves of training: for those who ask. */
+function howPanel() {
+  const { number, levels } = contents.how_found;
+  const text = [number, levels].map((sentence) => el("p.how", visible(sentence)));
+  const inside = [el("summary", el("h2", "How it was found")), ...text, charts()];
+  return el("section.panel.wide", el("details.how-found", ...inside));
+}
+
+function charts() {
   const { curves, merge_rounds: rounds } = contents;
-  const charts = [];
+  const all = [];
   const found = curves.n_clusters ?? [];
   if (found.length > 1 || rounds.length) {
     const points = found.length ? found : rounds.map(([epoch, , after]) => [epoch, after]);
     const merged = ([epoch, before, after]) => [epoch, after, `merged ${count(before)} \u2192 ${count(after)}`];
     const [lines, marks] = [[{ name: "clusters", points, step: true }], rounds.map(merged)];
     const spoken = `${plural(rounds.length, "round")} of merging.`;
-    charts.push(lineChart({ title: "Clusters", lines, marks, height: 220, words: spoken }));
+    all.push(lineChart({ title: "Clusters", lines, marks, height: 220, words: spoken }));
   }
-  charts.push(sizesPanel());
+  all.push(sizesPanel());
   const losses = Object.entries(curves).filter(([name]) => /loss/.test(name));
   const styles = ["", "second", "third", "fourth"];
   losses.sort(([a], [b]) => a.length - b.length);
   if (losses.length) {
     const lines = losses.slice(0, 4).map(([name, points], i) => ({ name: words(name), points, style: styles[i] }));
-    charts.push(lineChart({ title: "Loss", lines }));
+    all.push(lineChart({ title: "Loss", lines }));
   }
   const quality = /knn|accuracy|agreement|probe|purity|ami|nmi/;
   const telling = (name) => (quality.test(name) ? 0 : /second/.test(name) ? 2 : 1);
   for (const [name, points] of Object.entries(curves).sort(([a], [b]) => telling(a) - telling(b))) {
     if (name === "n_clusters" || /loss/.test(name) || points.length < 2) continue;
-    charts.push(lineChart({ title: words(name), lines: [{ name: words(name), points }] }));
+    all.push(lineChart({ title: words(name), lines: [{ name: words(name), points }] }));
   }
-  const drawn = charts.filter(Boolean);
-  if (!drawn.length) return null;
-  const rest = drawn.slice(4);
-  const more = el("details", el("summary", plural(rest.length, "more curve")), el("div.charts", ...rest));
-  const first = el("div.charts", ...drawn.slice(0, 4));
-  return el("section.panel.wide", el("h2", "Training"), first, rest.length > 0 && more);
+  return el("div.charts", ...all.filter(Boolean));
 }
 
 /** A table that scrolls by itself where it is too wide. */
@@ -239,15 +251,14 @@ function notesPanel() {
 }
 
 function figuresPanel() {
+  if (!run.backbone) return null; // a table was clustered, and there is no encoder to measure
   if (contents.figures.length) {
     return panel("Evaluation", null, figureBlocks([{ title: run.name, figures: contents.figures }]));
   }
   // The note that names the command, with the path of this run, says more than this panel could.
-  if (contents.notes.some((text) => text.includes("siammm evaluate"))) return null;
-  const why = hasLabels ? "Not evaluated yet. " : "These images have no labels to measure by. With labelled images, ";
-  const command = el("code", hasLabels ? "siammm evaluate RUN" : "siammm evaluate RUN --data LABELLED");
+  if (!hasLabels || contents.notes.some((text) => text.includes("siammm evaluate"))) return null;
   const after = " measures the encoder; make the report again afterwards.";
-  return panel("Evaluation", null, el("p.empty", why, command, after));
+  return panel("Evaluation", null, el("p.empty", "Not evaluated yet. ", el("code", "siammm evaluate RUN"), after));
 }
 
 sections.set("overview", {
@@ -256,7 +267,7 @@ sections.set("overview", {
   build(root) {
     root.append(headline());
     // The rest is below the first screen or drawn by the next frame: the headline does not wait for it.
-    const rest = () => [mapPanel(), trainingPanel(), figuresPanel(), notesPanel(), settingsPanel()].filter(Boolean);
+    const rest = () => [mapPanel(), figuresPanel(), notesPanel(), howPanel(), settingsPanel()].filter(Boolean);
     requestAnimationFrame(() => setTimeout(() => root.append(...rest())));
   },
 });

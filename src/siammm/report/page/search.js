@@ -1,5 +1,5 @@
 "use strict";
-// What only `siammm explore` can do: show all images of a cluster, search by picture and by file name.
+// What only `siammm explore` can do: show all images of a cluster, search by picture and by file name, name groups.
 
 /** An answer of the server, or an error whose message is a sentence to show. */
 async function ask(path, options = {}) {
@@ -10,6 +10,34 @@ async function ask(path, options = {}) {
   const body = await answer.json().catch(fail(`The server answered ${answer.status} without JSON.`));
   if (!answer.ok || body.error) throw new Error(visible(body.error ?? `The server answered ${answer.status}.`));
   return body;
+}
+
+/** Send something to the server, which wants to see the token of the page with it. */
+function send(path, type, body) {
+  const token = document.querySelector('meta[name="token"]')?.content ?? "";
+  return ask(path, { method: "POST", body, headers: { "content-type": type, "x-siammm-token": token } });
+}
+
+/** A box to type the name of a group in; `after` is called when it has changed. */
+function nameForm(group, after) {
+  const { name: given } = groups[group];
+  const box = el("input", { type: "text", maxlength: 100, autocomplete: "off", dir: "auto", value: given });
+  const status = note({ role: "status" });
+  const save = async (event) => {
+    event.preventDefault();
+    try {
+      const body = JSON.stringify({ name: box.value });
+      const { name } = await send(`group/${Number(group)}/name`, "application/json", body);
+      groups[group].name = box.value = name;
+      status.textContent = name ? "Kept in the run folder." : "It has no name now.";
+      themeChanged();
+      after();
+    } catch (error) {
+      status.textContent = error.message;
+    }
+  };
+  const keep = el("button.tool", { type: "submit" }, "Save");
+  return el("form.naming", { on: { submit: save } }, field("Name", box, "grow"), keep, status);
 }
 
 /** An image that the page may not hold, by its position in the data set. */
@@ -40,6 +68,7 @@ function searchResult(found, picture, url) {
   own.addEventListener("load", pixelated);
   const [index, probability] = found.clusters[0] ?? [DASH, NaN];
   const facts = [fact("Cluster", index), fact("Probability", percent(probability, 1))];
+  if (hasGroups && index in clusters) facts.unshift(fact("Group", groupLink(clusters[index].group)));
   facts.push(fact("Outlier score", figure(found.outlier_score)));
   const likely = [el("h2", "Likely clusters"), el("ul.likelies", ...found.clusters.slice(0, 5).map(likelyCluster))];
   const alike = [el("h2", "Most similar images"), remoteGrid(found.neighbours, "Most similar images")];
@@ -66,9 +95,7 @@ if (live) {
         clear();
         status.textContent = "Searching \u2026";
         try {
-          const token = document.querySelector('meta[name="token"]')?.content ?? "";
-          const headers = { "content-type": "application/octet-stream", "x-siammm-token": token };
-          const found = await ask("search", { method: "POST", body: picture, headers });
+          const found = await send("search", "application/octet-stream", picture);
           if (mine !== looks) return;
           if (url) URL.revokeObjectURL(url);
           url = URL.createObjectURL(picture);

@@ -122,7 +122,9 @@ function mosaic(rows, cells, columns, lines, width) {
   const tall = Math.max(4, Math.round((cell * thumbs.height) / thumbs.width));
   const [right, down] = [cell + gap, tall + gap];
   const size = { width: columns * right - gap, height: lines * down - gap };
-  const canvas = el("canvas.mosaic", { ...size, "aria-hidden": "true" });
+  // As wide as its own pixels: a browser would blur what it stretches.
+  const style = { width: `${size.width / scale}px` };
+  const canvas = el("canvas.mosaic", { ...size, style, "aria-hidden": "true" });
   const boxes = cells.map(([x, y, w, h]) => [x * right, y * down, w * right - gap, h * down - gap]);
   paintWhenSeen(canvas, rows.slice(0, cells.length).map((row) => images.thumbnail[row]), boxes);
   return canvas;
@@ -135,18 +137,39 @@ const heroMosaic = (rows, width) => mosaic(rows, HERO_CELLS, 4, 3, width);
 const stripMosaic = (rows, width) => mosaic(rows, range(4).map((i) => [i, 0, 1, 1]), 4, 1, width);
 const stripHeight = (width) => ((width - 6) / 4) * (thumbs.height / thumbs.width);
 
+/** Columns and lines for up to 24 images: so many that no thumbnail is enlarged, unless it is shown as pixels. */
+function wallShape(width) {
+  const columns = PIXELATED ? 5 : clamp(Math.ceil(width / thumbs.width), 4, 12);
+  return [columns, columns > 8 ? 2 : 3];
+}
+
+function wallMosaic(rows, width) {
+  const [columns, lines] = wallShape(width);
+  const cells = range(lines * columns).map((i) => [i % columns, Math.floor(i / columns), 1, 1]);
+  return mosaic(rows, cells, columns, lines, width);
+}
+
+function wallHeight(width) {
+  const [columns, lines] = wallShape(width);
+  return (lines * width * thumbs.height) / (columns * thumbs.width);
+}
+
 // -------------------------------------------------------------------------------------------------- what an image is
 
 function imageFacts(row) {
   const [cluster, label] = [images.cluster[row], hasLabels && fact("Label", named(labelName(images.label[row])))];
+  const group = hasGroups && cluster >= 0 && fact("Group", named(groupName(images.group[row])));
+  const own = cluster >= 0 && fact("Cluster", hasGroups ? cluster : named(`${cluster} ${givenName(cluster)}`));
   const scores = [fact("Probability", figure(images.probability[row]))];
   scores.push(fact("Outlier score", figure(images.outlier_score[row])));
-  return el("dl", cluster >= 0 && fact("Cluster", cluster), label, ...scores);
+  return el("dl", group, own, label, ...scores);
 }
 
 function imageWords(row) {
   const label = hasLabels ? `, ${labelName(images.label[row])}` : "";
-  return visible(`${images.id[row]}${label}, cluster ${images.cluster[row]}`);
+  const group = images.group[row];
+  const name = group < 0 ? "" : hasGroups ? `, ${groupName(group)}` : groups[group].name && `, ${groups[group].name}`;
+  return visible(`${images.id[row]}${label}, cluster ${images.cluster[row]}${name}`);
 }
 
 /** What shows beside an image that the pointer or the focus is on. */

@@ -1,7 +1,7 @@
 "use strict";
-// The merge tree: joins of the found clusters up to one, and splits of them down to finer groups, cut at any number K.
+// The merge tree: joins of the found clusters up to one, and splits of them down to finer parts, cut at any number K.
 
-/** What the flat tree does not say: parents, order of leaves, and which groups a cut makes. */
+/** What the flat tree does not say: parents, order of leaves, and which parts a cut makes. */
 class TreeShape {
   constructor({ n_leaves: n, left, right, height, size }) {
     this.n = n;
@@ -24,11 +24,11 @@ class TreeShape {
     this.to = this.from.map((at, node) => at + leaves[node]);
   }
 
-  /** The groups that K makes: undoing the last K - 1 joins leaves the nodes below them. */
+  /** The parts that K makes: undoing the last K - 1 joins leaves the nodes below them. */
   cut(k) {
     const limit = this.root - (k - 1); // nodes above this one are undone
-    const isGroup = (node) => node === this.root || this.parent[node] > limit;
-    return range(limit + 1).filter(isGroup).sort((a, b) => this.from[a] - this.from[b]);
+    const isPart = (node) => node === this.root || this.parent[node] > limit;
+    return range(limit + 1).filter(isPart).sort((a, b) => this.from[a] - this.from[b]);
   }
 
   /** The two branches of a node, the larger one first. */
@@ -39,6 +39,23 @@ class TreeShape {
 
   within(node, top) {
     return this.from[node] >= this.from[top] && this.to[node] <= this.to[top];
+  }
+}
+
+/** Lines of the tree, apart for each group, so that the branches of a group have its colour. */
+class GroupPaths {
+  constructor() {
+    this.paths = new Map(); // group, or -1 for what joins several -> path
+  }
+
+  of(node) {
+    const group = hasGroups ? tree.group[node] : -1;
+    if (!this.paths.has(group)) this.paths.set(group, new Path2D());
+    return this.paths.get(group);
+  }
+
+  each(stroke) {
+    for (const [group, path] of this.paths) stroke(path, group < 0 ? null : colourOf(group));
   }
 }
 
@@ -56,8 +73,8 @@ class Dendrogram {
     this.listen();
   }
 
-  show(top, k, groups) {
-    Object.assign(this, { top, k, groups, current: -1 });
+  show(top, k, parts) {
+    Object.assign(this, { top, k, parts, current: -1 });
     this.draw();
   }
 
@@ -81,10 +98,10 @@ class Dendrogram {
     return { x, y, width, height, below, under, first, n, left, wide };
   }
 
-  /** How large the examples under the groups can be, if at all. */
+  /** How large the examples under the parts can be, if at all. */
   thumbSize(width) {
-    const { shape, top, groups } = this;
-    const inside = groups.filter((node) => shape.within(node, top));
+    const { shape, top, parts } = this;
+    const inside = parts.filter((node) => shape.within(node, top));
     const wide = width - 28;
     if (!inside.length || wide / inside.length < 22) return 0;
     const n = shape.to[top] - shape.from[top];
@@ -110,19 +127,20 @@ class Dendrogram {
     const [ink, faint, accent] = [cssColour("--ink-2"), cssColour("--line-strong"), cssColour("--accent")];
     this.drawn = [];
     const stack = [top];
-    const paths = { above: new Path2D(), below: new Path2D(), split: new Path2D() };
+    const paths = { above: new GroupPaths(), below: new GroupPaths(), split: new GroupPaths() };
     const found = shape.root - (tree.n_clusters - 1);
     while (stack.length) {
       const node = stack.pop();
       this.drawn.push(node);
       if (shape.isLeaf(node)) continue;
       if ((shape.to[node] - shape.from[node]) * (view.wide / view.n) < 2) {
-        const narrow = node > limit ? paths.above : paths.below; // too narrow to be seen: a line stands for all of it
+        // Too narrow to be seen: a line stands for all of it.
+        const narrow = (node > limit ? paths.above : paths.below).of(node);
         narrow.moveTo(x(node), y(node));
         narrow.lineTo(x(node), node > limit ? Math.max(level, y(node)) : height - view.below);
         continue;
       }
-      const path = node > limit ? paths.above : node > found ? paths.below : paths.split;
+      const path = (node > limit ? paths.above : node > found ? paths.below : paths.split).of(node);
       const [a, b] = [shape.left(node), shape.right(node)];
       const line = y(node);
       // Lines are strong down to the cut.
@@ -134,8 +152,8 @@ class Dendrogram {
       path.lineTo(x(b), ends[1]);
       [a, b].forEach((child, i) => {
         if (ends[i] === y(child)) return;
-        paths.below.moveTo(x(child), ends[i]);
-        paths.below.lineTo(x(child), y(child));
+        paths.below.of(child).moveTo(x(child), ends[i]);
+        paths.below.of(child).lineTo(x(child), y(child));
       });
       stack.push(a, b);
     }
@@ -144,10 +162,10 @@ class Dendrogram {
       context.setLineDash(dash);
       context.stroke(path);
     };
-    stroke(paths.below, faint, 1);
-    stroke(paths.split, faint, 1, [2, 2]);
-    stroke(paths.above, ink, 1.6);
-    const inside = this.groups.filter((node) => shape.within(node, top));
+    paths.below.each((path, colour) => stroke(path, colour ?? faint, 1));
+    paths.split.each((path, colour) => stroke(path, colour ?? faint, 1, [2, 2]));
+    paths.above.each((path, colour) => stroke(path, colour ?? ink, 1.6));
+    const inside = this.parts.filter((node) => shape.within(node, top));
     if (crossed) {
       stroke(new Path2D(`M${view.left - 8} ${level}H${width - view.left + 8}`), accent, 1.5, [5, 4]);
       const dots = new Path2D();
@@ -224,18 +242,40 @@ class Dendrogram {
   }
 }
 
-/** What a node is: part of a cluster, a cluster, or several joined. */
+/** What a node is: part of a cluster, a cluster, part of a group, a group, or several joined. */
 function nodeKind(node) {
-  const at = tree.cluster[node];
-  if (at < 0) return "joined";
-  return tree.size[node] === clusters[at]?.size ? "cluster" : "split";
+  const [at, group] = [tree.cluster[node], tree.group[node]];
+  if (at >= 0) return tree.size[node] === clusters[at]?.size ? "cluster" : "split";
+  if (!hasGroups || group < 0) return "joined";
+  return tree.size[node] === groups[group]?.size ? "group" : "within";
 }
 
 function nodeWords(node) {
   const at = tree.cluster[node];
-  const names = { cluster: `Cluster ${at}`, split: `Part of cluster ${at}`, joined: "Several clusters" };
+  const group = hasGroups && tree.group[node] >= 0 ? groupName(tree.group[node]) : "";
+  const names = {
+    cluster: `${clusterName(at)}${group && `, ${group}`}`,
+    split: `Part of cluster ${at}${group && `, ${group}`}`,
+    group,
+    within: `Several clusters of ${group}`,
+    joined: hasGroups ? "Several groups" : "Several clusters",
+  };
   const label = majorityWords({ label: tree.label[node], purity: tree.purity[node] });
   return visible(`${names[nodeKind(node)]}, ${plural(tree.size[node], "image")}${label}`);
+}
+
+/** What the parts of a cut are. */
+function cutWords(k) {
+  if (k > tree.n_clusters) {
+    return (
+      `More than the ${count(tree.n_clusters)} clusters that were found. The extra splits (dashed) were made for ` +
+      "this report, from the final embeddings."
+    );
+  }
+  if (k === tree.n_clusters) return "These are the clusters that were found.";
+  if (k === tree.n_groups) return "These are the groups of clusters. The branches of each have its colour.";
+  const within = k < tree.n_groups ? "Groups" : "Clusters within their groups";
+  return `${hasGroups ? within : "Clusters that were found"}, joined by Ward's method, the most similar first.`;
 }
 
 if (tree?.left.length) {
@@ -246,9 +286,11 @@ if (tree?.left.length) {
     build(root) {
       const shape = new TreeShape(tree);
       const most = tree.n_leaves;
-      const slider = el("input", { type: "range", min: 1, max: most, step: 1, "aria-label": "Number of groups, K" });
+      const slider = el("input", { type: "range", min: 1, max: most, step: 1, "aria-label": "Number of parts, K" });
       const number = el("input", { type: "number", min: 1, max: most, step: 1, inputmode: "numeric" });
-      const kept = button(`Found: ${count(tree.n_clusters)}`, () => cutAt(tree.n_clusters), { class: "chip" });
+      const position = (text, k) => [k, button(`${text}: ${count(k)}`, () => cutAt(k), { class: "chip" })];
+      const found = position(hasGroups ? "Clusters" : "Found", tree.n_clusters);
+      const positions = hasGroups ? [position("Groups", tree.n_groups), found] : [found];
       const lead = el("p.lead.small", { role: "status" });
       const hint = note();
       const crumbs = el("nav.crumbs", { "aria-label": "Branch" });
@@ -269,64 +311,63 @@ if (tree?.left.length) {
       const card = (node, width) => {
         const kind = nodeKind(node);
         const at = tree.cluster[node];
-        const badge = { cluster: `cluster ${at}`, split: `part of ${at}`, joined: "joined" }[kind];
+        const names = { cluster: `cluster ${at}`, split: `part of ${at}`, within: "part of group", joined: "joined" };
+        const badge = kind === "group" ? named(groupName(tree.group[node])) : names[kind];
+        const size = plural(tree.size[node], "image");
         const purity = hasLabels && tree.purity[node] !== null && span("card-purity", percent(tree.purity[node]));
         const parts = [
           { "data-focus": true, "aria-label": nodeWords(node) },
           stripMosaic(tree.examples[node] ?? [], width),
           span("card-line", majority(tree.label[node], "card-label"), purity),
-          span("card-facts", plural(tree.size[node], "image"), span(`badge ${kind}`, badge)),
+          span("card-facts", hasGroups && dot(tree.group[node]), size, span(`badge ${kind}`, badge)),
         ];
         // A cluster, or what cannot be split further, opens as a cluster; anything else enlarges its branch.
-        if (kind === "cluster" || shape.isLeaf(node)) return clusterLink(`card group ${kind}`, at, ...parts);
+        if (kind === "cluster" || shape.isLeaf(node)) return clusterLink(`card ${kind}`, at, ...parts);
         parts[0].href = branch(node);
-        return el(`a.card group ${kind}`, ...parts);
+        return el(`a.card ${kind}`, ...parts);
       };
       const rowHeight = (width) => stripHeight(width) + 56;
-      const grid = new VirtualGrid({ label: "Groups at this cut", minWidth: 216, gap: 24, rowHeight, make: card });
+      const grid = new VirtualGrid({ label: "Parts at this cut", minWidth: 216, gap: 24, rowHeight, make: card });
+      themeWatchers.add(() => grid.rebuild());
       const step = (text, by, label) => button(text, () => cutAt(state.k + by), { class: "tool", "aria-label": label });
-      const [fewer, more] = [step("\u2212", -1, "One group fewer"), step("+", 1, "One group more")];
-      const controls = el("div.controls.cut", fewer, slider, more, field("K", number, "narrow"), kept);
+      const [fewer, more] = [step("\u2212", -1, "One part fewer"), step("+", 1, "One part more")];
+      const chips = positions.map(([, chip]) => chip);
+      const controls = el("div.controls.cut", fewer, slider, more, field("K", number, "narrow"), ...chips);
       const holder = el("div.tree-holder", dendrogram.canvas);
       root.append(head("Merge tree"), lead, controls, hint, crumbs, holder, under, grid.element);
       const draw = (next) => {
         state = next;
         const { k, node } = state;
         slider.value = k;
-        slider.setAttribute("aria-valuetext", plural(k, "group"));
+        slider.setAttribute("aria-valuetext", plural(k, "part"));
         if (document.activeElement !== number || Number(number.value) !== k) number.value = k;
         slider.style.setProperty("--level", `${(100 * (k - 1)) / Math.max(1, most - 1)}%`);
-        const groups = shape.cut(k);
-        const inside = groups.filter((group) => shape.within(group, node));
+        const parts = shape.cut(k);
+        const inside = parts.filter((part) => shape.within(part, node));
         const shown = inside.length ? inside : [node];
         const all = node === shape.root;
-        lead.textContent = `${plural(k, "group")}${all ? "" : `, ${count(shown.length)} of them in this branch`}.`;
-        if (k > tree.n_clusters) {
-          hint.textContent =
-            `More than the ${count(tree.n_clusters)} clusters that training found. The extra splits (dashed) were ` +
-            "made for this report, from the final embeddings, not by training.";
-        } else if (k === tree.n_clusters) hint.textContent = "These are the clusters that training found.";
-        else hint.textContent = "Clusters that training found, joined by Ward's method, the most similar first.";
-        kept.setAttribute("aria-pressed", String(k === tree.n_clusters));
-        dendrogram.show(node, k, groups);
+        lead.textContent = `${plural(k, "part")}${all ? "" : `, ${count(shown.length)} of them in this branch`}.`;
+        hint.textContent = cutWords(k);
+        for (const [at, chip] of positions) chip.setAttribute("aria-pressed", String(k === at));
+        dendrogram.show(node, k, parts);
         grid.setKeys(shown);
         const path = [];
         for (let at = node; at >= 0; at = shape.parent[at]) path.unshift(at);
         crumbs.hidden = all;
-        const parts = path.length > 4 ? [path[0], -1, ...path.slice(-3)] : path;
+        const steps = path.length > 4 ? [path[0], -1, ...path.slice(-3)] : path;
         const crumb = (at, i) => {
           const text = at === shape.root ? "All images" : at < 0 ? "\u2026" : plural(tree.size[at], "image");
           const mark = i > 0 && el("span.crumb-mark", { "aria-hidden": "true" }, "\u203a");
           if (at >= 0 && at !== node) return [mark, el("a", { href: branch(at) }, text)];
           return [mark, el("span", { "aria-current": at === node && "true" }, text)];
         };
-        crumbs.replaceChildren(...parts.flatMap(crumb).filter(Boolean));
+        crumbs.replaceChildren(...steps.flatMap(crumb).filter(Boolean));
       };
       return (params) => {
         const node = Number(params.get("node") ?? shape.root);
-        const k = Number(params.get("k") ?? state.k ?? tree.n_clusters);
+        const k = Number(params.get("k") ?? state.k ?? tree.n_groups);
         const known = Number.isInteger(node) && node >= 0 && node <= shape.root;
-        const next = { k: clamp(Math.round(k) || tree.n_clusters, 1, most), node: known ? node : shape.root };
+        const next = { k: clamp(Math.round(k) || tree.n_groups, 1, most), node: known ? node : shape.root };
         if (next.k !== state.k || next.node !== state.node) draw(next);
       };
     },

@@ -7,6 +7,7 @@ limits, so a fault can be injected from outside: a signal, a closed pipe, a limi
         command = nursery.start(["cluster", "t.npy"], cwd=folder)
         command.signal(signal.SIGHUP)
         assert command.wait() == 129
+        rank = nursery.start_program(Path("worker.py"), ["given"], cwd=folder, environment={"RANK": "0"})
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass
@@ -36,6 +39,7 @@ class Command:
     nursery: Nursery
     pid: int
     cwd: Path
+    streams: tuple[str, str]
 
     def signal(self, number: int) -> None:
         """Send a signal."""
@@ -44,6 +48,18 @@ class Command:
     def wait(self, timeout: float = 240.0) -> int:
         """The exit code, as ``subprocess`` gives it; a command that takes longer is killed, with its children."""
         return int(self.nursery.ask({"wait": self.pid, "timeout": timeout})["code"])
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.nursery.ask({"poll": self.pid})["code"] is None
+
+    def kill(self) -> None:
+        """End it at once, and what it has started; nothing happens if it has ended."""
+        if self.is_running():
+            with contextlib.suppress(ProcessLookupError):  # before it has become the leader of a group
+                os.killpg(self.pid, signal.SIGKILL)
+            self.signal(signal.SIGKILL)
+        self.wait()
 
     def wait_for(self, text: str, timeout: float = 240.0) -> None:
         """Until the command has printed this."""
@@ -55,12 +71,12 @@ class Command:
     @property
     def out(self) -> str:
         """What was printed on standard output, where that is a file."""
-        return self._printed(".out")
+        return self._printed(self.streams[0])
 
     @property
     def err(self) -> str:
         """What was printed on standard error, where that is a file."""
-        return self._printed(".err")
+        return self._printed(self.streams[1])
 
     def _printed(self, name: str) -> str:
         path = self.cwd / name
@@ -84,7 +100,7 @@ class Nursery:
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]), "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }  # fmt: skip
-        command = [sys.executable, __file__]
+        command = [sys.executable, "-P", __file__]  # the folders beside this file are not for import by themselves
         self._server = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -99,23 +115,38 @@ class Nursery:
         self._server.wait()
         self._server.stdout.close()
 
-    def start(
+    def start(self, arguments: list[str], *, cwd: Path, **how: Any) -> Command:
+        """Start ``siammm`` with these arguments in a folder."""
+        return self._started(None, arguments, cwd, **how)
+
+    def start_program(self, program: Path, arguments: list[str], *, cwd: Path, **how: Any) -> Command:
+        """Start a program of Python with these arguments in a folder, as ``python program`` would."""
+        return self._started(str(program.resolve()), arguments, cwd, **how)
+
+    def _started(
         self,
+        program: str | None,
         arguments: list[str],
-        *,
         cwd: Path,
+        *,
         memory: int | None = None,
         stdout: str = ".out",
         stderr: str = ".err",
         environment: dict[str, str] | None = None,
     ) -> Command:
-        """Start ``siammm`` with these arguments in a folder.
+        """A process.
 
         ``memory`` limits its address space to what it has when it starts and so many bytes. ``stdout`` and ``stderr``
         are files or named pipes, relative to the folder.
         """
-        order = {"arguments": arguments, "cwd": str(cwd), "memory": memory, "stdout": stdout, "stderr": stderr}
-        return Command(self, int(self.ask(order | {"environment": environment or {}})["pid"]), cwd)
+        order = {
+            "program": program, "arguments": arguments, "cwd": str(cwd.resolve()), "memory": memory,
+            "stdout": stdout, "stderr": stderr, "environment": environment or {},
+        }  # fmt: skip
+        for name in {stdout, stderr}:  # what an earlier one has printed is not taken for what this one prints
+            if (cwd / name).is_file():
+                (cwd / name).unlink()
+        return Command(self, int(self.ask(order)["pid"]), cwd, (stdout, stderr))
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
         """Pass an order to the process that forks, and return its answer."""
@@ -129,43 +160,56 @@ class Nursery:
 # -- the process that forks --------------------------------------------------------------------------------------------
 
 
-def _serve() -> list[str]:
-    """Answer orders; in a child, the arguments of its command."""
+def _serve() -> dict[str, Any]:
+    """Answer orders; in a child, the order that it is to follow."""
     orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    ended: dict[int, int] = {}
     for line in orders:
         order = json.loads(line)
         if "end" in order:
             break
         if "wait" in order:
-            answer = {"code": _waited(order["wait"], order["timeout"])}
+            answer = {"code": _waited(order["wait"], order["timeout"], ended)}
+        elif "poll" in order:
+            answer = {"code": _code(order["poll"], ended)}
         else:
             pid = os.fork()
             if pid == 0:
-                signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
                 _become(order)
-                return order["arguments"]
+                return order
             answer = {"pid": pid}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
     os._exit(0)
 
 
-def _waited(pid: int, timeout: float) -> int:
-    until = time.monotonic() + timeout
-    while True:
+def _code(pid: int, ended: dict[int, int]) -> int | None:
+    """With what a child has ended; None while it runs."""
+    if pid not in ended:
         found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
+        if not found:
+            return None
+        ended[pid] = os.waitstatus_to_exitcode(status)
+    return ended[pid]
+
+
+def _waited(pid: int, timeout: float, ended: dict[int, int]) -> int:
+    until = time.monotonic() + timeout
+    while (code := _code(pid, ended)) is None:
         if time.monotonic() > until:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         time.sleep(0.01)
+    return code
 
 
 def _become(order: dict[str, Any]) -> None:
     import resource
 
     os.setsid()
+    # The tests themselves may run under nohup, or in the background of a shell, which both have signals ignored.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(order["cwd"])
     os.environ.update(order["environment"])
     for number, name in ((1, "stdout"), (2, "stderr")):
@@ -189,8 +233,24 @@ def _become(order: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
+def _run(order: dict[str, Any]) -> int:
+    """What the child is for; its exit code."""
+    try:
+        if order["program"] is None:
+            return main(order["arguments"])
+        sys.argv = [order["program"], *order["arguments"]]
+        runpy.run_path(order["program"], run_name="__main__")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
 def _exit(code: int) -> None:
     """What Python does at its end, without taking torch apart, which takes longer than most commands."""
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     atexit._run_exitfuncs()
     try:
         for stream in (sys.stdout, sys.stderr):
@@ -204,13 +264,8 @@ def _exit(code: int) -> None:
 if __name__ == "__main__":
     from siammm.cli import main
 
-    for name in ("audit", "cluster", "train"):
-        importlib.import_module(f"siammm.commands.{name}")
+    # The last is what torch's optimisers import when the first one is made.
+    for name in ("siammm.commands.audit", "siammm.commands.cluster", "siammm.commands.train", "torch._dynamo"):
+        importlib.import_module(name)
     gc.freeze()  # what is imported is not looked through again in every child
-    arguments = _serve()
-    try:
-        code = main(arguments)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    _exit(code)
+    _exit(_run(_serve()))

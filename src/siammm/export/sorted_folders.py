@@ -1,0 +1,134 @@
+"""Images in a folder for each group or cluster: links to their files, or copies, and a list of all of them.
+
+Originals are read at most. Names are made safe for any file system, and no two in a folder are equal, in any case.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+import numpy as np
+
+from siammm.core.errors import InputError
+from siammm.core.progress import Progress, silent
+from siammm.core.text import one_line, printable, shown
+from siammm.data.folder_source import FolderSource
+from siammm.runs.run import Run
+
+By = Literal["group", "cluster"]
+
+LIST = "images.csv"
+_COLUMNS = ("file", "sorted_as", "group", "cluster", "probability", "outlier_rank")
+_UNSAFE = re.compile(r'[<>:"/\\|?*]')
+_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|$)", re.IGNORECASE)
+# Bytes of a name; most file systems take 255, and a number may be added.
+_LONGEST = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sorted:
+    """What was sorted."""
+
+    n_images: int
+    n_folders: int
+    n_missing: int
+    """Images of the run whose files are gone."""
+
+
+def image_folder(run: Run) -> FolderSource:
+    """The folder of a run's images; refuses images that are no files of their own."""
+    images = run.images
+    if images.source is None:
+        reason = images.notes[0] if images.notes else f"The images of {run.given} are gone; give them with --data."
+        raise InputError(reason)
+    if not isinstance(images.source, FolderSource):
+        raise InputError(
+            f"The images of {run.given} are in {shown(images.source.name)}, not files of their own: there is nothing "
+            f"to link to or to copy; siammm export {run.given} --formats tables lists them with their clusters."
+        )
+    return images.source
+
+
+def sort_images(run: Run, folder: Path, *, by: By = "group", copy: bool = False, progress: Progress = silent) -> Sorted:
+    """Fill an empty folder. It may be moved before anybody uses it: links hold absolute paths."""
+    source, number_N = image_folder(run), run.group_N if by == "group" else run.cluster_N
+    position_N = run.images.position_N
+    image_M = np.flatnonzero(position_N >= 0)
+    image_M = image_M[np.argsort(number_N[image_M], kind="stable")]
+    rank_N = np.empty(run.n_images, dtype=np.int64)
+    rank_N[np.argsort(-run.outlier_N, kind="stable")] = np.arange(1, run.n_images + 1)
+    width = len(str(int(number_N.max())))
+    of_folder: dict[str, list[int]] = defaultdict(list)
+    for image in image_M.tolist():
+        of_folder[f"{by}-{int(number_N[image]):0{width}}"].append(image)
+    done = 0
+    with (folder / LIST).open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(_COLUMNS)
+        for name, images in of_folder.items():
+            (folder / name).mkdir()
+            positions = [int(position_N[image]) for image in images]
+            names = safe_names([source.identifier(position) for position in positions])
+            for image, position, own in zip(images, positions, names, strict=True):
+                original = source.path(position)
+                _put(original, folder / name / own, copy=copy)
+                share, rank = f"{float(run.probability_N[image]):.4f}", int(rank_N[image])
+                numbers = (int(run.group_N[image]), int(run.cluster_N[image]), share, rank)
+                rows.writerow((printable(original), f"{name}/{own}", *numbers))
+                done += 1
+                progress("copying" if copy else "linking", done, len(image_M))
+    return Sorted(n_images=done, n_folders=len(of_folder), n_missing=run.n_images - done)
+
+
+def _put(original: Path, place: Path, *, copy: bool) -> None:
+    try:
+        if copy:
+            shutil.copy2(original, place)
+        else:
+            place.symlink_to(original)
+    except OSError as error:
+        how, remedy = ("copied", "check the file, or make room") if copy else ("linked to", "add --copy")
+        raise InputError(f"{shown(printable(original))} cannot be {how} ({one_line(error)}); {remedy}.") from error
+
+
+def safe_names(paths: Sequence[str]) -> list[str]:
+    """A name for each of these relative paths, all for one folder: that of the file, or of its folders too if taken."""
+    short = [_safe(PurePosixPath(path).name) for path in paths]
+    often = Counter(_folded(name) for name in short)
+    taken: set[str] = set()
+    names: list[str] = []
+    for path, name in zip(paths, short, strict=True):
+        wanted = name if often[_folded(name)] == 1 else _safe("-".join(PurePosixPath(path).parts))
+        number, chosen = 1, wanted
+        while _folded(chosen) in taken or (chosen != name and often[_folded(chosen)] == 1):
+            number += 1
+            stem, dot, suffix = wanted.rpartition(".")
+            chosen = f"{stem or suffix}-{number}{dot}{suffix if stem else ''}"
+        taken.add(_folded(chosen))
+        names.append(chosen)
+    return names
+
+
+def _safe(name: str) -> str:
+    """The name with what some file system refuses, or a shell takes for something else, replaced by _."""
+    visible = "".join("_" if unicodedata.category(letter)[0] == "C" else letter for letter in name)
+    plain = _UNSAFE.sub("_", visible).rstrip(". ")
+    if not plain or plain[0] in "-." or _RESERVED.match(plain):
+        plain = f"_{plain}"
+    suffix = PurePosixPath(plain).suffix
+    suffix = suffix if len(suffix.encode()) <= 16 else ""
+    stem = plain.removesuffix(suffix).encode()[: _LONGEST - len(suffix.encode())].decode(errors="ignore")
+    return stem + suffix
+
+
+def _folded(name: str) -> str:
+    """What names have in common that a file system may not tell apart."""
+    return unicodedata.normalize("NFC", name).casefold()
