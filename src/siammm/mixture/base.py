@@ -83,6 +83,7 @@ class Mixture(DensityMixin, BaseEstimator):
     lower_bound_: float
     lower_bounds_: list[float]
     merges_: Merges | None
+    groups_: Groups | None = None
     n_features_in_: int
 
     _unit: bool
@@ -157,6 +158,7 @@ class Mixture(DensityMixin, BaseEstimator):
         self._publish(best.components, X)
         self.n_components_ = int(best.components.weight_K.shape[0])
         self.merges_, self.converged_ = best.merges, best.converged
+        self.groups_ = None  # those of other components
         self.lower_bounds_, self.n_iter_ = best.log_likelihoods, len(best.log_likelihoods)
         # From the published attributes, as in predict, so that labels are the same to the last bit.
         components = self._components(samples.parameter_device)
@@ -273,12 +275,12 @@ class Mixture(DensityMixin, BaseEstimator):
         return in_the_form_of(index_NH, X)
 
     def groups(self, X: Matrix) -> Groups:
-        """Find groups of samples, which may be more or fewer than the components.
+        """Find groups of samples, which may be more or fewer than the components, and keep them as ``groups_``.
 
-        ``n_groups`` of the result is their number, ``predict(X, labels)`` gives each row its group, and ``label_K`` is
-        the group that most rows of each component are in. Groups are communities of the rows' neighbour graph that are
-        clearer than those of one Gaussian; if there are none, every component is its own group (``is_found`` is False).
-        Under ``torch.distributed`` they are those of this rank's rows.
+        ``n_groups`` of the result is their number, and ``label_K`` the group that most rows of each component are in.
+        ``predict_group`` then gives any rows their group, also after ``save`` and ``load``. Groups are communities of
+        the rows' neighbour graph that are clearer than those of one Gaussian; if there are none, every component is
+        its own group (``is_found`` is False). Under ``torch.distributed`` they are those of this rank's rows.
 
         Components found with ``merge="auto"`` that are as clear as any communities are kept, or grouped themselves.
         """
@@ -286,7 +288,29 @@ class Mixture(DensityMixin, BaseEstimator):
         index_N2 = em.assignments(samples, components, Assignment(n_neighbours=2, backend=self.backend))[0]
         seed = int(self.random_state) if isinstance(self.random_state, (int, np.integer)) else 0
         separate = self.merge == "auto"
-        return find_groups(X, index_N2, self.n_components_, unit=self._unit, separate=separate, seed=seed)
+        self.groups_ = find_groups(X, index_N2, self.n_components_, unit=self._unit, separate=separate, seed=seed)
+        return self.groups_
+
+    def predict_group(self, X: Matrix) -> Any:
+        """The group each row belongs to, shape (n_samples,); its component, if no groups were found.
+
+        ``groups`` must have been called before, also by whoever saved the mixture.
+        """
+        groups = self._known_groups()
+        if not groups.is_found:
+            return self.predict(X)
+        return in_the_form_of(torch.from_numpy(groups.predict(self._checked(X), None)), X)
+
+    def predict_group_proba(self, X: Matrix) -> Any:
+        """The probability of each group for each row, shape (n_samples, n_groups); rows sum to 1.
+
+        If no groups were found, they are the shares of the components, as in ``predict_proba`` but not sparse.
+        """
+        groups = self._known_groups()
+        if not groups.is_found:
+            share = self.predict_proba(X)
+            return share.to_dense() if isinstance(X, Tensor) else share.toarray()
+        return in_the_form_of(torch.from_numpy(groups.predict_proba(self._checked(X))), X)
 
     def score_samples(self, X: Matrix) -> Any:
         """The log density of each row under the whole mixture, shape (n_samples,)."""
@@ -340,6 +364,18 @@ class Mixture(DensityMixin, BaseEstimator):
         samples = Samples(self._validated(X, reset=False), device=self._compute_device(X), unit=self._unit)
         self._prepare(samples, reset=False)
         return samples, self._components(samples.parameter_device)
+
+    def _checked(self, X: Matrix) -> Matrix:
+        """The rows as they are, if the mixture can take them."""
+        rows = self._validated(X, reset=False)
+        Samples(rows, device=self._compute_device(X), unit=self._unit)  # looks at every number
+        return rows
+
+    def _known_groups(self) -> Groups:
+        check_is_fitted(self)
+        if self.groups_ is None:
+            raise InputError("No groups are known of this mixture; find them with groups(X) first.")
+        return self.groups_
 
     def _assignment(self) -> Assignment:
         return Assignment(

@@ -86,6 +86,7 @@ class VonMisesFisherMixture(Mixture):
     labels_ : array of shape (n_samples,), the component of each row of the last fit
     n_components_ : int, the number of components after merging
     merges_ : Merges or None, the history of merging
+    groups_ : Groups or None, what ``groups`` found since the last fit; ``save`` keeps it
     lower_bound_ : float, mean log likelihood of the last fit's rows (from their nearest components)
     lower_bounds_ : list of float, the same before each EM step
     n_iter_ : int, EM steps after merging
@@ -211,7 +212,8 @@ class GaussianMixture(Mixture):
     ----------
     means_ : array of shape (n_components_, n_features)
     variances_ : array of shape (n_components_,) or, for "diag", (n_components_, n_features)
-    weights_, labels_, n_components_, merges_, lower_bound_, lower_bounds_, n_iter_, converged_, n_features_in_
+    weights_, labels_, n_components_, merges_, groups_, lower_bound_, lower_bounds_, n_iter_, converged_,
+    n_features_in_
         As in ``VonMisesFisherMixture``.
     """
 

@@ -1,4 +1,8 @@
-"""A fitted mixture as one ``.safetensors`` file: the arrays, and the settings as JSON in its header. No pickle."""
+"""A fitted mixture as one ``.safetensors`` file: the arrays, and the settings as JSON in its header. No pickle.
+
+Groups that are known of the mixture are in the same file, so that wherever it goes, new samples can be given theirs.
+Files of earlier versions have none, and earlier versions read these files without them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from safetensors.numpy import save_file
 
 from siammm.core.errors import StoredFileError
 from siammm.core.files import written_whole
+from siammm.mixture.groups import Groups
 from siammm.mixture.merge import Merges
 
 _FORMAT = 1
@@ -37,10 +42,16 @@ def save(mixture: Any, path: Path) -> None:
         "parameters": _plain(mixture.get_params()),
         "fitted": {name: getattr(mixture, name) for name in _NUMBERS if hasattr(mixture, name)},
         "merges": None,
+        "groups": None,
     }
     if mixture.merges_ is not None:
         arrays["merges.linkage"] = mixture.merges_.linkage
         header["merges"] = {"n_components": mixture.merges_.n_components, "n_merges": mixture.merges_.n_merges}
+    groups: Groups | None = mixture.groups_
+    if groups is not None:
+        parts = {"label": groups.label_K, "weight": groups.weight_GD, "offset": groups.offset_G}
+        arrays |= {f"groups.{name}": np.ascontiguousarray(part) for name, part in parts.items() if part is not None}
+        header["groups"] = {"ratio": float(groups.ratio), "unit": bool(groups.unit)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as scratch:
         save_file(arrays, scratch, metadata={"siammm": json.dumps(header)})
@@ -74,7 +85,10 @@ def load(kind: type[Estimator], path: Path) -> Estimator:
                 setattr(mixture, name, value)
         merges = header["merges"]
         mixture.merges_ = None if merges is None else Merges(arrays["merges.linkage"], **merges)
-    except (KeyError, TypeError, AttributeError) as error:
+        mixture.groups_ = _groups(arrays, header.get("groups"), header["kind"], path)
+    except StoredFileError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoredFileError(
             f"{path} is damaged, or from another version of siammm: its header cannot be read; save the mixture again."
         ) from error
@@ -88,6 +102,27 @@ def _check_arrays(arrays: dict[str, Any], kind: str, path: Path) -> None:
             raise StoredFileError(f"{path} is damaged: {name} is missing, misshapen or not finite; save it again.")
     if len({arrays[name].shape[0] for name in _ARRAYS[kind] if name != "data_mean_"}) != 1:
         raise StoredFileError(f"{path} is damaged: its arrays disagree on the number of components; save it again.")
+
+
+def _groups(arrays: dict[str, Any], header: dict[str, Any] | None, kind: str, path: Path) -> Groups | None:
+    """The groups that are known of the mixture of these arrays; None if the file has none."""
+    if header is None:
+        return None
+    k, d = next(arrays[name].shape for name in _ARRAYS[kind] if name.startswith("mean"))
+    parts = {name: arrays.get(f"groups.{name}") for name in ("label", "weight", "offset")}
+    is_found = parts["weight"] is not None or parts["offset"] is not None
+    g = k if parts["weight"] is None else len(parts["weight"])
+    shapes = {"label": (k,), "weight": (g, d), "offset": (g,)} if is_found else {"label": (k,)}
+    for name, shape in shapes.items():
+        part = parts[name]
+        if part is None or part.shape != shape or not part.size or not np.isfinite(part).all():
+            raise StoredFileError(
+                f"{path} is damaged: groups.{name} is missing, misshapen or not finite; save it again."
+            )
+    label_K: Any = parts["label"].astype(np.int64)  # pyright: ignore[reportOptionalMemberAccess] - checked above
+    if not 0 <= label_K.min() <= label_K.max() < g:
+        raise StoredFileError(f"{path} is damaged: a component is in a group that is not there; save it again.")
+    return Groups(label_K, float(header["ratio"]), parts["weight"], parts["offset"], bool(header["unit"]))
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
