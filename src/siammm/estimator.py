@@ -74,7 +74,7 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
     group_labels_ : array of shape (n_images,)
         The group of every image that ``fit`` was given; -1 for those that could not be read.
     groups_ : Groups
-        The groups, which also give new embeddings their group (``groups_.predict``).
+        The groups: ``groups_.is_found`` says whether they are others than the clusters.
     mixture_ : VonMisesFisherMixture
         The clusters, in the space of the embeddings.
     network_ : SiameseNetwork
@@ -140,11 +140,10 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
             trained = training.run()
         assert trained.mixture is not None
         assert trained.clusters is not None
-        assert trained.groups is not None
         self.config_, self.network_, self.mixture_ = config, trained.network.eval(), trained.mixture
         self.metrics_, self._view = trained.metrics, trained.clean_view
-        self.n_clusters_, self.groups_ = int(trained.mixture.n_components_), trained.groups
-        self.n_groups_, read_N = trained.groups.n_groups, training.loader.sample_N.numpy()
+        self._know_groups()
+        read_N = training.loader.sample_N.numpy()
         self.labels_, self.group_labels_ = (np.full(len(source), -1, dtype=np.int64) for _ in range(2))
         self.labels_[read_N], self.group_labels_[read_N] = trained.clusters, trained.group_labels
         return self
@@ -167,13 +166,23 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         embeddings = self.embed(X)
         return self.mixture_.predict_proba(embeddings)
 
+    def predict_group(self, X: Images) -> np.ndarray:
+        """The group of every image; its cluster, if no groups were found."""
+        self._check_groups()
+        return self.mixture_.predict_group(self.embed(X))
+
+    def predict_group_proba(self, X: Images) -> np.ndarray:
+        """The probability of each group for every image, shape (n_images, n_groups_); rows sum to 1."""
+        self._check_groups()
+        return self.mixture_.predict_group_proba(self.embed(X))
+
     def score_samples(self, X: Images) -> np.ndarray:
         """The log density of every image under the mixture; low is unusual."""
         embeddings = self.embed(X)
         return self.mixture_.score_samples(embeddings)
 
     def save(self, path: str | Path) -> None:
-        """Write the networks and the mixture into a folder; ``load`` and ``siammm`` read it."""
+        """Write the networks, and the mixture with its groups, into a folder; ``load`` and ``siammm`` read it."""
         check_is_fitted(self, "mixture_")
         folder = Path(path)
         try:
@@ -187,7 +196,9 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
     def load(cls, path: str | Path, *, device: str = "auto") -> Self:
         """Read what ``save``, ``save_pretrained``, ``siammm train`` or ``siammm export`` wrote into a folder.
 
-        ``labels_`` and what belongs to groups are not restored.
+        From a run folder, ``labels_`` and ``group_labels_`` are those of ``assignments.parquet``: of the images that
+        could be read. Other folders do not hold them. What an earlier version wrote may be without groups; the model
+        then has no ``n_groups_`` and ``groups_``.
         """
         with processes.setup(device) as context:
             run = Run.open(path, device=context.device)
@@ -196,7 +207,12 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
             given |= {"image_size": run.view.size, "settings": differing_settings(config), "device": device}
             model = cls(**given)
             model.config_, model.mixture_, model.network_, model._view = config, run.mixture, run.network, run.view
-        model.n_clusters_, model.metrics_ = run.n_clusters, run.metrics
+            if run.has_assignments:
+                model.labels_ = run.cluster_N
+                if run.looked_for_groups:
+                    model.group_labels_ = run.group_N
+        model.metrics_ = run.metrics
+        model._know_groups()
         return model
 
     # -- the hub ------------------------------------------------------------------------------------------------------
@@ -233,6 +249,20 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
     # -- parts --------------------------------------------------------------------------------------------------------
 
     _view: ViewSettings
+
+    def _know_groups(self) -> None:
+        """Set what the mixture knows of clusters and groups."""
+        self.n_clusters_ = int(self.mixture_.n_components_)
+        if self.mixture_.groups_ is not None:
+            self.groups_, self.n_groups_ = self.mixture_.groups_, self.mixture_.groups_.n_groups
+
+    def _check_groups(self) -> None:
+        check_is_fitted(self, "mixture_")
+        if self.mixture_.groups_ is None:
+            raise InputError(
+                "This model was saved without groups, by an earlier version; find them with "
+                "model.mixture_.groups(model.embed(images)), or train again."
+            )
 
     def _config(self, source: Source) -> TrainConfig:
         chosen = {name: getattr(self, name) for name in _DIRECT}

@@ -225,6 +225,7 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
                 mixture = mixture.set_params(**finer)
                 _fit(mixture, X)
             groups = of_these_components(groups, X, mixture.labels_, int(mixture.n_components_))
+    mixture.groups_ = groups  # to be saved with it
     clusters = np.ascontiguousarray(mixture.labels_)
     # Three more passes over the samples, with the fitted components.
     with _timed(seconds, "describe"):

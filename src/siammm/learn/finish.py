@@ -42,14 +42,17 @@ class Trained:
     probability: np.ndarray | None = None
     """Its share in that cluster."""
     outlier_score: np.ndarray | None = None
-    groups: Groups | None = None
-    """How many kinds of images there are; the clusters, where no other groups were found."""
     group_labels: np.ndarray | None = None
     """The group of each image."""
     merge_nodes: list[int] | None = None
     """The node of each cluster in the tree of merges."""
     metrics: list[dict[str, Any]]
     """What was measured, one row per epoch."""
+
+    @property
+    def groups(self) -> Groups | None:
+        """How many kinds of images there are; the clusters, where no other groups were found."""
+        return None if self.mixture is None else self.mixture.groups_
 
 
 def finish(training: Training) -> Trained:
@@ -81,13 +84,13 @@ def finish(training: Training) -> Trained:
         k, seed = int(mixture.n_components_), training.config.run.random_state
         groups = find_groups(trained.embeddings, index_N2, k, unit=True, separate=True, seed=seed)
         groups = of_these_components(groups, trained.embeddings, clusters, k)
+    mixture.groups_ = groups
     return replace(
         trained,
         mixture=mixture,
         clusters=clusters,
         probability=of_all(torch.from_numpy(np.asarray(share, dtype=np.float32))),
         outlier_score=outlier_score(of_all(torch.as_tensor(mixture.score_samples(embedding_ND)))),
-        groups=groups,
         group_labels=groups.predict(trained.embeddings, clusters),
         merge_nodes=clustering.history.as_tensors()["node"].tolist(),
     )

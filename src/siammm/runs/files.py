@@ -8,9 +8,9 @@ metrics.jsonl         one line per epoch
 tensorboard/          the same, if tensorboard is installed
 checkpoints/          what a stopped run is resumed from
 set_aside.json        images that could not be read, with reasons
-mixture.safetensors   the clusters
+mixture.safetensors   the clusters and their groups
 encoder.safetensors   the networks
-assignments.parquet   the cluster of every image
+assignments.parquet   the cluster and the group of every image
 embeddings.npy        what was clustered: float16, of unit length, one row for each row of assignments.parquet
 merges.json           the tree of merges, the node of each cluster in it, and the number of clusters after each epoch
 names.json            the names that a person has given to groups, in ``siammm explore``
@@ -20,8 +20,8 @@ names.json            the names that a person has given to groups, in ``siammm e
 A run, as ``siammm cluster`` leaves it:
 
 summary.json          the settings, the images or the table, the encoder by its name, what was found, versions
-mixture.safetensors   the clusters
-assignments.parquet   the cluster of every image or row
+mixture.safetensors   the clusters and their groups
+assignments.parquet   the cluster and the group of every image or row
 embeddings.npy        of images: what was clustered, as above
 embeddings.parquet    of images: the same in float32, as the encoder left it, with names and labels
 
@@ -29,7 +29,7 @@ An export, as ``siammm export`` and ``SiamMM.save_pretrained`` leave it (timm lo
 
 model.safetensors, config.json          the backbone as timm reads it
 siammm.safetensors                      all networks, with the settings that build them
-mixture.safetensors                     the clusters
+mixture.safetensors                     the clusters and their groups
 README.md                               the model card
 siammm.onnx                             the whole model for ONNX Runtime
 embeddings.parquet, clusters.parquet    tables of the images and of the clusters

@@ -1,7 +1,7 @@
 """A finished run: the one place that reads what training, or ``siammm cluster``, left.
 
     run = Run.open("my-run")
-    run.config, run.metrics, run.mixture, run.cluster_N, run.embeddings, run.images
+    run.config, run.metrics, run.mixture, run.groups, run.cluster_N, run.embeddings, run.images
 
 Legend:  N images of the run, in the order of its table; D dimensions, K clusters.
 """
@@ -34,7 +34,8 @@ from siammm.learn import checkpoint
 from siammm.learn.encode import encode, on_device
 from siammm.learn.networks import Encoder, SiameseNetwork
 from siammm.metrics.clustering import label_codes
-from siammm.mixture.estimator import VonMisesFisherMixture
+from siammm.mixture.estimator import GaussianMixture, VonMisesFisherMixture
+from siammm.mixture.groups import Groups
 from siammm.runs import files
 from siammm.runs.clustered import Clustered, is_clustered, path_columns, read_clustered, table_again
 from siammm.runs.group_names import GroupNames
@@ -397,6 +398,24 @@ class Run:
         """The mean direction of each cluster."""
         return torch.as_tensor(self.mixture.mean_directions_).double().cpu().numpy()
 
+    @cached_property
+    def groups(self) -> Groups | None:
+        """The groups, as a rule that gives new images theirs; ``group_N`` has those of the run's own images.
+
+        Every cluster is its own group if no others were found. None in runs of earlier versions, which kept no rule,
+        and in runs without clusters.
+        """
+        if not self.has_clusters:
+            return None
+        if self.clustering is not None and self.clustering.family == "gaussian":
+            return GaussianMixture.load(self.mixture_file).groups_
+        return self.mixture.groups_
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether new images can be given a group that is not simply their cluster."""
+        return self.groups is not None and self.groups.is_found
+
     # -- the table of images -----------------------------------------------------------------------------------------
 
     @cached_property
@@ -432,6 +451,11 @@ class Run:
     @property
     def _again(self) -> str:
         return "train again" if self.clustering is None else "cluster again"
+
+    @property
+    def has_assignments(self) -> bool:
+        """Whether the folder says which images the clusters are of."""
+        return (self.path / files.ASSIGNMENTS).is_file()
 
     @property
     def n_images(self) -> int:
