@@ -15,6 +15,7 @@ from siammm import SiamMM
 from siammm.core.errors import InputError
 from siammm.data.sources import open_source
 from siammm.estimator import preset_for
+from tests.data.image_sets import example_images
 from tests.learn.small_runs import SMALL, prepared, small_config, small_images
 
 SETTINGS = {name: value for name, value in SMALL.items() if name != "device"}
@@ -47,6 +48,29 @@ def test_the_groups_are_those_of_its_mixture() -> None:
     model = small(merge="auto", epochs=1).fit(small_images())
     found = model.mixture_.groups(model.embed(small_images()))
     np.testing.assert_array_equal(found.label_K, model.groups_.label_K)
+
+
+def test_groups_of_new_images_also_of_a_saved_model(tmp_path: Path) -> None:
+    """Clusters that are held at ten lie in fewer groups."""
+    images = example_images(120, size=(8, 8), n_classes=4).images
+    model = small(merge="auto", merge_floor=10, epochs=1).fit(images)
+    assert model.groups_.is_found
+    assert model.n_groups_ < model.n_clusters_
+    np.testing.assert_array_equal(model.predict_group(images), model.group_labels_)
+    share = model.predict_group_proba(images)
+    assert share.shape == (120, model.n_groups_)
+    np.testing.assert_allclose(share.sum(axis=1), 1)
+    model.save(tmp_path / "model")
+    loaded = SiamMM.load(tmp_path / "model", device="cpu")
+    assert loaded.n_groups_ == model.n_groups_
+    np.testing.assert_array_equal(loaded.predict_group_proba(images[:9]), share[:9])
+    assert not hasattr(loaded, "group_labels_"), "it holds no table of images"
+
+
+def test_without_groups_the_clusters_are_predicted(fitted: SiamMM) -> None:
+    assert not fitted.groups_.is_found
+    np.testing.assert_array_equal(fitted.predict_group(small_images()), fitted.labels_)
+    assert fitted.predict_group_proba(small_images()).shape == (len(small_images()), fitted.n_clusters_)
 
 
 def test_predicting_what_was_fitted_gives_the_labels(fitted: SiamMM) -> None:
@@ -91,8 +115,9 @@ def test_parameters_are_scikit_learns() -> None:
 
 
 def test_what_cannot_be_used_is_refused_in_a_sentence(fitted: SiamMM, tmp_path: Path) -> None:
-    with pytest.raises(NotFittedError):
-        small().predict(small_images())
+    for method in ("predict", "predict_group", "predict_group_proba"):
+        with pytest.raises(NotFittedError):
+            getattr(small(), method)(small_images())
     with pytest.raises(InputError, match="finds clusters"):
         small(cluster_loss="none").fit(small_images())
     with pytest.raises(InputError, match="'colour' is not a setting"):

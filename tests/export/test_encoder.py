@@ -132,6 +132,21 @@ def test_what_was_saved_predicts_the_same(run_folder: Path, images: Path, tmp_pa
     assert loaded.get_params() == model.get_params()
 
 
+def test_groups_go_with_the_encoder(grouped_folder: Path, images: Path, tmp_path: Path) -> None:
+    model = SiamMM.load(grouped_folder, device="cpu")
+    model.save_pretrained(tmp_path / "saved")
+    loaded = SiamMM.from_pretrained(tmp_path / "saved", device="cpu")
+    assert (loaded.n_groups_, loaded.groups_.is_found) == (model.n_groups_, True)
+    np.testing.assert_array_equal(loaded.predict_group(images), model.predict_group(images))
+    np.testing.assert_array_equal(loaded.predict_group_proba(images), model.predict_group_proba(images))
+    text = (tmp_path / "saved" / files.CARD).read_text("utf-8")
+    assert f"**10 clusters in {model.n_groups_} groups**" in text
+    assert "on 120 images of" in text
+    assert 'groups = model.predict_group("a/folder/of/images")' in text
+    config = json.loads((tmp_path / "saved" / files.CONFIG).read_text("utf-8"))
+    assert config["siammm"]["n_groups"] == model.n_groups_
+
+
 def test_saving_again_keeps_a_card_that_was_edited(run_folder: Path, tmp_path: Path) -> None:
     model = SiamMM.load(run_folder, device="cpu")
     model.save_pretrained(tmp_path)
@@ -217,6 +232,7 @@ def test_the_card_says_what_it_is() -> None:
     text = model_card(own, None, "online")
     assert "`noise`" in text
     assert "**7 clusters**" in text
+    assert "groups" not in text
     assert "60 images" in text
     assert not is_edited(text)
     assert is_edited(text.replace("7 clusters", "8 clusters"))

@@ -25,6 +25,7 @@ from siammm.export import onnx_file
 from siammm.export.onnx_file import OPSET, OUTPUTS, InferenceModel, write_onnx
 from siammm.export.outlier_scale import OutlierScale
 from siammm.export.rows import assign
+from siammm.mixture.groups import Groups
 from siammm.runs.run import Run
 from tests.export.runs import made_run, pictures
 from tests.runs.parts import changed
@@ -63,7 +64,7 @@ def test_it_agrees_with_the_model_of_a_trained_run(run_folder: Path, tmp_path: P
     reference = densities(own, images)
     write_onnx(tmp_path / "run.onnx", own, reference)
     found = answers(tmp_path / "run.onnx", images[:100])
-    assert tuple(found) == OUTPUTS
+    assert tuple(found) == OUTPUTS[:5]  # no groups were found
     model = SiamMM.load(run_folder, device="cpu")
     np.testing.assert_allclose(found["embedding"], model.embed(images[:100]), atol=1e-4)
     np.testing.assert_array_equal(found["cluster"], model.predict(images[:100]))
@@ -78,6 +79,49 @@ def test_it_agrees_with_the_model_of_a_trained_run(run_folder: Path, tmp_path: P
     np.testing.assert_array_equal(found["cluster"], table["cluster"])
     np.testing.assert_allclose(found["probability"], table["probability"], atol=1e-4)
     check_scores(found["outlier_score"], np.asarray(table["outlier_score"]), len(images))
+
+
+def test_groups_are_those_of_the_run(grouped_folder: Path, tmp_path: Path) -> None:
+    own = Run.open(grouped_folder)
+    assert own.data is not None
+    source = open_source(own.data)
+    images = np.stack([source.image(i) for i in range(len(source))])
+    write_onnx(tmp_path / "run.onnx", own, densities(own, images))
+    found = answers(tmp_path / "run.onnx", images)
+    assert tuple(found) == OUTPUTS
+    model = SiamMM.load(grouped_folder, device="cpu")
+    share = model.predict_group_proba(images)
+    np.testing.assert_allclose(found["group_probability"], share.max(axis=1), atol=1e-4)
+    # Rounding decides where two groups are equally likely, and nowhere else.
+    is_clear = np.diff(np.sort(share, axis=1)[:, -2:])[:, 0] > 1e-3
+    assert is_clear.mean() > 0.95
+    np.testing.assert_array_equal(found["group"][is_clear], own.group_N[is_clear])
+    np.testing.assert_array_equal(found["group"][is_clear], model.predict_group(images)[is_clear])
+    assert found["group"].dtype == np.int64
+    assert len(np.unique(found["group"])) == model.n_groups_
+    facts = {entry.key: entry.value for entry in onnx.load(tmp_path / "run.onnx").metadata_props}
+    assert facts["n_groups"] == str(model.n_groups_)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("n_groups", [2, 40])
+def test_groups_of_any_number(n_groups: int, scaled: bool) -> None:
+    """In torch, with scores whose common part is large, as it may be, and with an outlier scale or without."""
+    own, random = made_run("conv-small", 8), np.random.default_rng(0)
+    weight_GD = 30 * random.normal(size=(n_groups, 16)) + 1e4 * random.normal(size=16)
+    groups = Groups(np.zeros(7, int), 0.5, weight_GD, random.normal(size=n_groups) + 1e5, True)
+    mixture = own.mixture
+    mixture.groups_ = groups
+    images = pictures(200, 8, seed=4)
+    model = InferenceModel(
+        own.clustered, own.view, mixture, OutlierScale.of(densities(own, images)) if scaled else None
+    )
+    with torch.no_grad():
+        found = dict(zip(model.outputs, model(torch.from_numpy(images)), strict=True))
+    assert ("outlier_score" in found) == scaled
+    share = groups.predict_proba(found["embedding"])
+    np.testing.assert_allclose(found["group_probability"], share.max(axis=1), atol=1e-3)
+    assert (found["group"].numpy() == share.argmax(axis=1)).mean() > 0.99
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +205,7 @@ def test_what_the_file_says_about_itself(resnet: tuple[Run, Path]) -> None:
     assert (facts["model"], facts["n_clusters"]) == ("SiamMM", "7")
     assert (facts["image_size"], facts["input_side"]) == ("12", "12")
     assert facts["n_reference_images"] == "100"
+    assert "n_groups" not in facts
     assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", OPSET)]
     # No folder of the machine that made it.
     assert b"siammm/export" not in path.read_bytes()

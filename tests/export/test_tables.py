@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from siammm import VonMisesFisherMixture
+from siammm import SiamMM, VonMisesFisherMixture
 from siammm.core.errors import InputError
 from siammm.data.embeddings import read_embeddings
 from siammm.data.sources import open_source
@@ -41,7 +42,7 @@ def table(own: Run, tmp_path_factory: pytest.TempPathFactory) -> ImageTable:
 
 def test_it_is_what_the_run_found(table: ImageTable, run_folder: Path) -> None:
     assignments = pq.read_table(run_folder / "assignments.parquet")
-    for name in ("id", "cluster", "label"):
+    for name in ("id", "cluster", "group", "label"):
         assert table.columns[name].to_pylist() == assignments.column(name).to_pylist()
     for name in ("probability", "outlier_score"):
         np.testing.assert_allclose(table.columns[name], assignments.column(name), atol=1e-5)
@@ -59,7 +60,7 @@ def test_parquet_as_pandas_and_duckdb_read_it(
     assert stored.num_row_groups == 3
     assert stored.schema_arrow.field("embedding").type == pa.list_(pa.float32(), 16)
     assert stored.schema_arrow.names == [
-        "id", "embedding", "filepath", "cluster", "probability", "outlier_score", "label",
+        "id", "embedding", "filepath", "cluster", "group", "probability", "outlier_score", "label",
     ]  # fmt: skip
     frame = pd.read_parquet(path)
     np.testing.assert_array_equal(np.stack(list(frame["embedding"])), table.rows)
@@ -105,6 +106,33 @@ def test_clusters(table: ImageTable, own: Run, tmp_path: Path) -> None:
     assert sum(found.column("weight").to_pylist()) == pytest.approx(1)
     pq.write_table(found, tmp_path / "clusters.parquet")
     assert len(answer(f"SELECT * FROM '{tmp_path}/clusters.parquet'")) == own.mixture.n_components_
+
+
+def test_groups(grouped_folder: Path, tmp_path: Path) -> None:
+    """Those of the run for its own images, and the rule's for others; clusters say which group they are in."""
+    own = Run.open(grouped_folder)
+    assert own.groups is not None
+    loader = own.loader(None, DataConfig())
+    table = image_table(loader, encode_to_file(own.embedding_rows, loader, tmp_path / "a.npy", mixture=own.mixture))
+    assert table.columns["group"].to_pylist() == own.group_N.tolist()
+    assert clusters_table(own.mixture, table).column("group").to_pylist() == own.group_K.tolist()
+    np.save(tmp_path / "images.npy", pictures(50, 8))
+    loader = own.loader(str(tmp_path / "images.npy"), DataConfig())
+    features = open_model(str(own.path)).features
+    found = encode_to_file(features, loader, tmp_path / "b.npy", mixture=own.mixture)
+    assert found.group_N is not None
+    model = SiamMM.load(grouped_folder, device="cpu")
+    np.testing.assert_array_equal(found.group_N, model.predict_group(str(tmp_path / "images.npy")))
+
+
+def test_a_mixture_that_knows_no_groups(own: Run, tmp_path: Path) -> None:
+    """As earlier versions saved it."""
+    mixture = deepcopy(own.mixture)
+    mixture.groups_ = None
+    loader = own.loader(None, DataConfig())
+    table = image_table(loader, encode_to_file(own.embedding_rows, loader, tmp_path / "a.npy", mixture=mixture))
+    assert "group" not in table.columns
+    assert "group" not in clusters_table(mixture, table).column_names
 
 
 def test_a_cluster_without_images_and_numbers_for_labels() -> None:

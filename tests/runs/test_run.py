@@ -11,6 +11,7 @@ import pytest
 
 from siammm import SiamMM
 from siammm.cli import main
+from siammm.core.errors import InputError
 from siammm.learn.encode import encode
 from siammm.runs import files
 from siammm.runs.run import Run
@@ -77,6 +78,26 @@ def test_a_run_of_an_earlier_version_opens_whole(old: Path) -> None:
     assert run.merges["n_components"] == [12]
     assert run.images.is_whole
     assert run.images.notes == []
+
+
+def test_a_run_of_an_earlier_version_has_no_rule_for_groups(old: Path, here: Path) -> None:
+    run = Run.open(old)
+    assert run.groups is None
+    assert not run.has_groups
+    model = SiamMM.load(old, device="cpu")
+    np.testing.assert_array_equal(model.labels_, run.cluster_N)
+    np.testing.assert_array_equal(model.group_labels_, run.group_N)  # its table has them
+    for name in ("groups_", "n_groups_"):
+        assert not hasattr(model, name), name
+    for method in (model.predict_group, model.predict_group_proba):
+        with pytest.raises(InputError, match="This model was saved without groups, by an earlier version; find them"):
+            method("digits")
+    # What the sentence advises.
+    model.mixture_.groups(model.embed("digits"))
+    assert model.predict_group("digits").shape == (1797,)
+    assert main(["embed", str(old), "--output", "table.npz", "--device", "cpu"]) == 0
+    with np.load("table.npz") as table:
+        assert "group" not in table
 
 
 def test_every_door_gives_the_embeddings_that_the_run_clustered(old: Path, here: Path) -> None:

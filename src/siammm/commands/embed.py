@@ -1,4 +1,4 @@
-"""``siammm embed``: images in; a table of their embeddings, with the cluster of each, out."""
+"""``siammm embed``: images in; a table of their embeddings, with the cluster and group of each, out."""
 
 from __future__ import annotations
 
@@ -73,7 +73,11 @@ def _embed(config: EmbedConfig, output: Path, device: torch.device, console: Con
             loader.close()
     if loader.set_aside:
         console.print(f"{len(loader.set_aside):,} images could not be read and were left out.", style="yellow")
-    clusters = "" if plain or model.mixture is None else f", in {int(model.mixture.n_components_):,} clusters"
+    clusters = ""
+    if not plain and model.mixture is not None:
+        groups = model.mixture.groups_
+        in_groups = f" in {groups.n_groups:,} groups" if groups is not None and groups.is_found else ""
+        clusters = f", in {int(model.mixture.n_components_):,} clusters{in_groups}"
     console.print(
         f"[bold]{what.capitalize()}[/] of {n:,} images, {width:,} numbers each{clusters}, by {escape(config.subject)}."
     )

@@ -22,9 +22,12 @@ def model_card(run: Run, timm_model: TimmModel | None, choice: str) -> str:
     """The text of README.md. No name is part of its YAML; in the text they are code."""
     network = run.config.network
     # The clusters may be of other images than those that the encoder was trained on.
-    found = f"It found **{run.n_clusters:,} clusters**." if run.has_clusters else "It was trained without clusters."
-    if run.encoder_run is not None:
-        found = f"Its **{run.n_clusters:,} clusters** are of {_images_of(run)}."
+    found = "It was trained without clusters."
+    if run.has_clusters:
+        in_groups = f" in {run.groups.n_groups:,} groups" if run.groups is not None and run.has_groups else ""
+        found = f"It found **{run.n_clusters:,} clusters{in_groups}**."
+        if run.encoder_run is not None:
+            found = f"Its **{run.n_clusters:,} clusters{in_groups}** are of {_images_of(run)}."
     tags = ["siammm", "clustering", "image-feature-extraction", *(["timm"] if timm_model is not None else [])]
     yaml = [
         "# Fill in the licence, as in: license: mit",
@@ -42,7 +45,7 @@ def model_card(run: Run, timm_model: TimmModel | None, choice: str) -> str:
         f"an embedding of {network.embedding_dim:,} dimensions.",
         "Fill in: what the images show, where they come from, and under what licence this may be used.",
         *_with_timm(run.view.size, timm_model, choice),
-        *([_WITH_SIAMMM] if run.has_clusters else []),
+        *([_with_siammm(run)] if run.has_clusters else []),
     ]
     text = "\n\n".join(paragraphs) + "\n"
     return f"{text}\n<!-- written by siammm: {_digest(text)} -->\n"
@@ -56,13 +59,13 @@ def _images_of(run: Run) -> str:
 
 
 _WITH_SIAMMM = """\
-## With siammm: clusters
+## With siammm: clusters{and_groups}
 
 ```python
 from siammm import SiamMM
 
 model = SiamMM.from_pretrained("PATH or USER/NAME")
-clusters = model.predict("a/folder/of/images")
+clusters = model.predict("a/folder/of/images"){groups}
 ```"""
 
 _WITH_TIMM = """\
@@ -73,6 +76,13 @@ model = timm.create_model("local-dir:PATH", pretrained=True).eval()  # or "hf-hu
 images = torch.zeros(1, 3, {size}, {size})  # 0 to 1, less mean, over deviation
 features = model(images{repeat})
 ```"""
+
+
+def _with_siammm(run: Run) -> str:
+    if not run.has_groups:
+        return _WITH_SIAMMM.format(and_groups="", groups="")
+    groups = '\ngroups = model.predict_group("a/folder/of/images")'
+    return _WITH_SIAMMM.format(and_groups=" and groups", groups=groups)
 
 
 def _with_timm(size: int, timm_model: TimmModel | None, choice: str) -> list[str]:

@@ -56,6 +56,7 @@ def _config(run: Run, timm_model: TimmModel | None, encoder: Encoder) -> dict[st
         "version": __version__,
         "image_size": run.view.size,
         "n_clusters": run.n_clusters if run.has_clusters else None,
+        "n_groups": None if run.groups is None else run.groups.n_groups,
         "backbone": run.config.network.backbone,
     }
     if timm_model is None:

