@@ -13,10 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from siammm import SiamMM
 from siammm.cli import main, parse
+from siammm.report.gather import GatherSettings, gather
+from siammm.runs.run import Run
 from siammm.settings.commands import AuditConfig
 from tests.commands import refused
 from tests.data.image_sets import example_images, write_folder
+from tests.export.runs import trained_run, write_images
+from tests.report.made_runs import opened
 
 N, K, D = 120, 4, 8
 NAMES = np.array(["ant", "bee", "cat", "dog"])
@@ -111,6 +116,79 @@ def test_the_clusters_of_an_earlier_result(table: Path, capsys: pytest.CaptureFi
     assert rows_of("a").column_names == [*COLUMNS, "cluster"]
     # One label in thirty of each cluster is wrong.
     assert re.search(r"3\.png .* 3\.3%", capsys.readouterr().out)
+
+
+@pytest.fixture
+def grouped(blobs: tuple[np.ndarray, np.ndarray], table: Path) -> Path:
+    """The table with a mixture of ten clusters whose groups are the four directions."""
+    assert main(["cluster", str(table), "--output", "c", "--merge-floor", "10"]) == 0
+    assert Run.open("c").has_groups
+    assert main(["audit", str(table), "--mixture", "c/mixture.safetensors", "--output", "a"]) == 0
+    return table
+
+
+GROUPED = [*COLUMNS, "cluster", "group", "group_label", "group_disagrees"]
+
+
+def test_labels_beside_their_groups(grouped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    flags = ["--mixture", "c/mixture.safetensors", "--output", "a", "--overwrite"]
+    assert main(["audit", str(grouped), *flags]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    rows = rows_of("a")
+    assert rows.column_names == GROUPED
+    known = {row["id"]: row["group"] for row in pq.read_table("c/assignments.parquet").to_pylist()}
+    frame: Any = rows.to_pandas()
+    assert frame["group"].tolist() == [known[name] for name in frame["id"]]
+    for _, inside in frame.groupby("group"):
+        commonest = inside["label"].value_counts()
+        assert set(inside["group_label"]) == {commonest.index[0]}
+        assert inside["group_disagrees"].sum() == len(inside) - commonest.iloc[0]
+    assert (frame["group_disagrees"] == (frame["label"] != frame["group_label"])).all()
+    # What is wrong here is what disagrees.
+    assert set(frame["id"][frame["group_disagrees"]]) == {f"{i}.png" for i in WRONG}
+    assert frame["suggested"][:4].tolist() == frame["group_label"][:4].tolist()
+    assert "The images are in 4 groups. 4 of 120 labels differ from the commonest label of their group" in printed
+    assert "4 of these are suspects" in printed
+    # Its label is that of one image in thirty, as in the group's own count.
+    worst = next(row for row in rows.to_pylist() if row["id"] == "3.png")
+    assert re.search(rf"3\.png .* {worst['group']} │ {worst['group_label']} │ 3\.3%", printed)
+    summary = summary_of("a")
+    assert (summary["n_clusters"], summary["n_groups"]) == (10, 4)
+    assert (summary["groups"]["disagree"], summary["groups"]["suspects_disagree"]) == (4, 4)
+    listed = summary["groups"]["labels"]
+    assert [entry["group"] for entry in listed] == [0, 1, 2, 3]
+    assert sum(entry["n"] for entry in listed) == N
+    assert {entry["label"] for entry in listed} == set(NAMES)
+    assert sum(entry["n"] * (1 - entry["purity"]) for entry in listed) == pytest.approx(4)
+
+
+def test_groups_do_not_change_the_ranking(grouped: Path) -> None:
+    assert main(["audit", str(grouped), "--output", "without"]) == 0
+    assert rows_of("a").select(COLUMNS).equals(rows_of("without"))
+    assert summary_of("without")["groups"] is None
+    assert summary_of("without")["weights"] == summary_of("a")["weights"]
+
+
+def test_groups_beside_planted_labels(grouped: Path) -> None:
+    """What is compared are the labels that are audited."""
+    flags = ["--mixture", "c/mixture.safetensors", "--plant", "0.1", "--output", "p"]
+    assert main(["audit", str(grouped), *flags]) == 0
+    rows = rows_of("p").to_pylist()
+    assert [row["group_disagrees"] for row in rows] == [row["label"] != row["group_label"] for row in rows]
+    assert sum(row["group_disagrees"] for row in rows) > 8
+
+
+def test_groups_of_images_without_a_label(blobs: Any, grouped: Path) -> None:
+    """They are left out, and a group may hold nobody else."""
+    kinds = np.arange(N) % K
+    np.savez("some.npz", embeddings=blobs[0], labels=np.where(kinds == 2, -1, blobs[1]))
+    assert main(["audit", "some.npz", "--mixture", "c/mixture.safetensors", "--output", "s"]) == 0
+    rows = rows_of("s").to_pylist()
+    assert len(rows) == N - N // K
+    by_count = sorted(summary_of("s")["groups"]["labels"], key=lambda entry: entry["n"])
+    assert (by_count[0]["n"], by_count[0]["label"], by_count[0]["purity"]) == (0, None, 0)
+    assert [row["group_disagrees"] for row in rows] == [row["label"] != row["group_label"] for row in rows]
 
 
 def test_planted_errors_are_reported(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,6 +292,25 @@ def test_a_run_on_its_own_images(trained: Path, tmp_path: Path, capsys: pytest.C
     assert {name: row["label"] for name, row in found.items()} == {name: row["label"] for name, row in known.items()}
     # An image on the border of two clusters may fall to the other side by the last bit of a convolution.
     assert sum(row["cluster"] != known[name]["cluster"] for name, row in found.items()) <= 2
+
+
+def test_a_run_with_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = trained_run(tmp_path, "--merge-floor", "10")
+    run = Run.open(folder)
+    assert run.has_groups
+    other = str(write_images(tmp_path / "other", n=60, seed=5))
+    for data, expected in ((None, run.group_N), (other, SiamMM.load(folder, device="cpu").predict_group(other))):
+        output = str(tmp_path / f"audit-{data is None}")
+        flags = [] if data is None else ["--data", data]
+        assert main(["audit", str(folder), *flags, "--output", output, "--device", "cpu"]) == 0
+        rows = sorted(rows_of(output).to_pylist(), key=lambda row: row["id"])
+        assert [row["group"] for row in rows] == expected.tolist()
+        assert f"The images are in {run.n_groups} groups" in " ".join(capsys.readouterr().out.split())
+    # The page takes none of the columns for a witness.
+    gathered = gather(opened(folder), GatherSettings(audit=tmp_path / "audit-True")).contents
+    suspects = gathered["suspects"]
+    assert suspects is not None
+    assert {name for suspect in suspects for name, _ in suspect["evidence"]} <= {"neighbours", "linear", "kernel"}
 
 
 def test_a_run_on_other_images(trained: Path, tmp_path: Path) -> None:

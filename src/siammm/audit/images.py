@@ -25,6 +25,7 @@ from siammm.learn.encode import encode
 from siammm.metrics.kmeans import clusters_of
 from siammm.metrics.labels import label_codes
 from siammm.mixture.estimator import VonMisesFisherMixture
+from siammm.mixture.groups import Groups
 from siammm.runs.images import image_loader, open_images
 from siammm.runs.run import Run
 from siammm.settings.commands import AuditConfig
@@ -45,6 +46,9 @@ class AuditedImages:
     clusters: np.ndarray | None
     """The cluster of each image, where a mixture is known; shown beside the labels."""
     n_clusters: int | None
+    groups: np.ndarray | None = None
+    """The group of each image, if groups are known that are not the clusters; shown too."""
+    n_groups: int | None = None
     n_unreadable: int = 0
 
 
@@ -77,7 +81,7 @@ def _from_table(config: AuditConfig) -> AuditedImages:
             "these rows."
         )
     codes, classes = (np.full(n, -1), []) if table.labels is None else _coded(table.labels)
-    mixture = None
+    mixture = clusters = None
     if config.mixture is not None:
         mixture = VonMisesFisherMixture.load(config.mixture)
         if mixture.n_features_in_ != n_features:
@@ -85,16 +89,25 @@ def _from_table(config: AuditConfig) -> AuditedImages:
                 f"The mixture {config.mixture} has {mixture.n_features_in_} dimensions, but the embeddings have "
                 f"{n_features}; give the one that siammm cluster found in them."
             )
+        clusters = np.asarray(mixture.predict(table.embeddings))
     ids = np.arange(n) if table.ids is None else table.ids
+    groups = None if mixture is None else _found(mixture.groups_)
     return AuditedImages(
         name=str(config.subject), features=table.embeddings, ids=ids, labels=codes, classes=classes,
-        clusters=None if mixture is None else np.asarray(mixture.predict(table.embeddings)),
+        clusters=clusters,
         n_clusters=None if mixture is None else int(mixture.n_components_),
+        groups=None if groups is None else groups.predict(table.embeddings, clusters),
+        n_groups=None if groups is None else groups.n_groups,
     )  # fmt: skip
 
 
+def _found(groups: Groups | None) -> Groups | None:
+    """Groups that are not simply the clusters."""
+    return groups if groups is not None and groups.is_found else None
+
+
 def _from_run(config: AuditConfig, device: torch.device, progress: Progress) -> AuditedImages:
-    """The labelled images through the run's encoder: features to compare, embeddings to find their clusters."""
+    """The labelled images through the run's encoder: features to compare, embeddings to find clusters and groups."""
     for flag, value in (("--key", config.key), ("--mixture", config.mixture)):
         if value is not None:
             raise InputError(f"{config.subject} is a run, which has its own; leave {flag} out.")
@@ -120,7 +133,9 @@ def _from_run(config: AuditConfig, device: torch.device, progress: Progress) -> 
     try:
         progress("features")
         features = encode(run.network, loader, "features")
-        clusters = clusters_of(run.mixture, _embeddings(run, loader, features)) if run.has_clusters else None
+        embeddings = _embeddings(run, loader, features) if run.has_clusters else None
+        clusters = None if embeddings is None else clusters_of(run.mixture, embeddings)
+        groups = _found(run.groups)
         labels = loader.labels
         numbers = np.full(loader.n_images, -1) if labels is None else np.asarray(labels, dtype=np.int64)
         return AuditedImages(
@@ -131,6 +146,8 @@ def _from_run(config: AuditConfig, device: torch.device, progress: Progress) -> 
             classes=list(source.label_names or range(int(numbers.max()) + 1)),
             clusters=clusters,
             n_clusters=run.n_clusters if run.has_clusters else None,
+            groups=None if groups is None else groups.predict(embeddings, clusters),
+            n_groups=None if groups is None else groups.n_groups,
             n_unreadable=len(loader.set_aside),
         )
     finally:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import torch
 
 import siammm
+from siammm.audit.group_labels import GroupLabels
 from siammm.audit.images import AuditedImages
 from siammm.audit.suspects import Audit
 from siammm.settings.commands import AuditConfig
@@ -39,6 +40,13 @@ class Planted:
         return self.found / self.count
 
 
+def group_labels(images: AuditedImages, found: Audit) -> GroupLabels | None:
+    """The labels of each group, if groups are known."""
+    if images.groups is None or images.n_groups is None:
+        return None
+    return GroupLabels.of(images.groups[found.image_N], found.label_N, images.n_groups, len(found.classes))
+
+
 def suspects_table(images: AuditedImages, found: Audit, planted: Planted | None) -> pa.Table:
     """One row per labelled image, the worst first."""
     order = found.order
@@ -54,6 +62,11 @@ def suspects_table(images: AuditedImages, found: Audit, planted: Planted | None)
     }
     if images.clusters is not None:
         columns["cluster"] = images.clusters[image].astype(np.int32)
+    groups = group_labels(images, found)
+    if groups is not None:
+        columns["group"] = groups.group_N[order].astype(np.int32)
+        columns["group_label"] = _named(found.classes, groups.commonest_N[order])
+        columns["group_disagrees"] = groups.disagrees_N[order]
     if planted is not None:
         columns["planted"] = planted.is_planted[image]
         columns["label_before"] = _named(images.classes, images.labels[image])
@@ -78,6 +91,8 @@ def summary(
             "n_unreadable": images.n_unreadable,
         },
         "n_clusters": images.n_clusters,
+        "n_groups": images.n_groups,
+        "groups": _groups(images, found),
         "threshold": found.threshold,
         "n_suspects": found.n_suspects,
         "error_rate": found.error_rate,
@@ -95,4 +110,20 @@ def summary(
         "seconds": {step: round(value, 3) for step, value in seconds.items()},
         "settings": asdict(config),
         "versions": {"siammm": siammm.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
+    }
+
+
+def _groups(images: AuditedImages, found: Audit) -> dict[str, Any] | None:
+    """How the labels go with the groups."""
+    groups = group_labels(images, found)
+    if groups is None:
+        return None
+    listed = zip(groups.count_G.tolist(), groups.commonest_G.tolist(), groups.purity_G.tolist(), strict=True)
+    return {
+        "disagree": int(groups.disagrees_N.sum()),
+        "suspects_disagree": int(groups.disagrees_N[found.probability_N < found.threshold].sum()),
+        "labels": [
+            {"group": group, "n": n, "label": found.classes[label] if n else None, "purity": purity}
+            for group, (n, label, purity) in enumerate(listed)
+        ],
     }

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from siammm.audit import suspects
 from siammm.audit.images import AuditedImages, read_images
-from siammm.audit.results import Planted, summary, suspects_table
+from siammm.audit.results import Planted, group_labels, summary, suspects_table
 from siammm.audit.suspects import Audit
 from siammm.commands.next_steps import next_steps
 from siammm.commands.process import one_process
@@ -92,6 +92,13 @@ def show(
     if n_shown:
         console.print(_worst(images, found, n_shown))
     console.print(_by_class(found))
+    groups = group_labels(images, found)
+    if groups is not None:
+        n, among = int(groups.disagrees_N.sum()), int(groups.disagrees_N[found.probability_N < found.threshold].sum())
+        console.print(
+            f"The images are in {images.n_groups:,} groups. {n:,} of {len(found.label_N):,} labels differ from the "
+            f"commonest label of their group; {among:,} of these are suspects."
+        )
     if found.n_unlabelled:
         console.print(f"{found.n_unlabelled:,} images without a label were left out.", style="yellow")
     if images.n_unreadable:
@@ -109,9 +116,14 @@ def _worst(images: AuditedImages, found: Audit, n_shown: int) -> Table:
     for heading in ("id", "label", "suggested"):
         table.add_column(heading, overflow="fold")
     table.add_column("probability", justify="right")
-    cluster_N = None if images.clusters is None else images.clusters[found.image_N]
-    if cluster_N is not None:
+    groups = group_labels(images, found)
+    cluster_N = None if images.clusters is None or groups is not None else images.clusters[found.image_N]
+    if groups is not None:
+        table.add_column("group", justify="right")
+        table.add_column("mostly", overflow="fold")
+    elif cluster_N is not None:
         table.add_column("cluster", justify="right")
+    if images.clusters is not None:
         table.add_column("share there", justify="right")
     for at in found.order[:n_shown].tolist():
         given, other = found.classes[found.label_N[at]], found.classes[found.suggested_N[at]]
@@ -122,8 +134,11 @@ def _worst(images: AuditedImages, found: Audit, n_shown: int) -> Table:
             escape(shown(other)) if other != given else "",
             f"{found.probability_N[at]:.3f}" if found.probability_N[at] >= 0.0005 else "< 0.001",
         ]
-        if cluster_N is not None:
-            # How common the image's label is in its cluster.
+        # Where it is, and how common its label is there.
+        if groups is not None:
+            mostly = escape(shown(found.classes[groups.commonest_N[at]]))
+            row += [str(groups.group_N[at]), mostly, f"{groups.share_N[at]:.1%}"]
+        elif cluster_N is not None:
             share = (found.label_N[cluster_N == cluster_N[at]] == found.label_N[at]).mean()
             row += [str(cluster_N[at]), f"{share:.1%}"]
         table.add_row(*row)

@@ -23,7 +23,11 @@ MOST_SUSPECTS = 1000
 SUSPECTS, SUMMARY = "suspects.parquet", "summary.json"
 """What ``siammm audit`` writes."""
 
-_COLUMNS = frozenset({"rank", "id", "label", "suggested", "probability", "score", "cluster", "planted", "label_before"})
+_COLUMNS = frozenset(
+    {"rank", "id", "label", "suggested", "probability", "score", "cluster", "planted", "label_before"}
+    | {"group", "group_label", "group_disagrees"}
+)
+"""Those that are no witness's."""
 _DEFAULT_THRESHOLD = 0.5
 
 
