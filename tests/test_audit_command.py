@@ -306,11 +306,16 @@ def test_a_run_with_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         rows = sorted(rows_of(output).to_pylist(), key=lambda row: row["id"])
         assert [row["group"] for row in rows] == expected.tolist()
         assert f"The images are in {run.n_groups} groups" in " ".join(capsys.readouterr().out.split())
-    # The page takes none of the columns for a witness.
-    gathered = gather(opened(folder), GatherSettings(audit=tmp_path / "audit-True")).contents
-    suspects = gathered["suspects"]
-    assert suspects is not None
-    assert {name for suspect in suspects for name, _ in suspect["evidence"]} <= {"neighbours", "linear", "kernel"}
+    # The page takes none of the columns for a witness, even if labels are numbers with a point.
+    labels = run.label_N.astype(float)
+    labels[::20] = (labels[::20] + 1) % 4
+    np.save(tmp_path / "labels.npy", labels)
+    flags = ["--labels", str(tmp_path / "labels.npy"), "--output", str(tmp_path / "numbers"), "--device", "cpu"]
+    assert main(["audit", str(folder), *flags]) == 0
+    assert rows_of(tmp_path / "numbers").schema.field("group_label").type == pa.float64()
+    suspects = gather(opened(folder), GatherSettings(audit=tmp_path / "numbers")).contents["suspects"]
+    assert suspects
+    assert {name for suspect in suspects for name, _ in suspect["evidence"]} == {"neighbours", "linear", "kernel"}
 
 
 def test_a_run_on_other_images(trained: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClusterMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from siammm.core import processes
-from siammm.core.errors import InputError
+from siammm.core.errors import InputError, StoredFileError
 from siammm.core.files import unwritable
 from siammm.data.loader import open_loader
 from siammm.data.sources import Source, open_source
@@ -197,8 +197,8 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         """Read what ``save``, ``save_pretrained``, ``siammm train`` or ``siammm export`` wrote into a folder.
 
         From a run folder, ``labels_`` and ``group_labels_`` are those of ``assignments.parquet``: of the images that
-        could be read. Other folders do not hold them. What an earlier version wrote may be without groups; the model
-        then has no ``n_groups_`` and ``groups_``.
+        could be read. Without this table, or if it is damaged, the model has neither. What an earlier version wrote
+        may be without groups; the model then has no ``n_groups_`` and ``groups_``.
         """
         with processes.setup(device) as context:
             run = Run.open(path, device=context.device)
@@ -208,9 +208,10 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
             model = cls(**given)
             model.config_, model.mixture_, model.network_, model._view = config, run.mixture, run.network, run.view
             if run.has_assignments:
-                model.labels_ = run.cluster_N
-                if run.looked_for_groups:
-                    model.group_labels_ = run.group_N
+                with contextlib.suppress(StoredFileError):  # the model is whole without the table
+                    model.labels_ = run.cluster_N
+                    if run.looked_for_groups:
+                        model.group_labels_ = run.group_N
         model.metrics_ = run.metrics
         model._know_groups()
         return model

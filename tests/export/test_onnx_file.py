@@ -108,7 +108,7 @@ def test_groups_are_those_of_the_run(grouped_folder: Path, tmp_path: Path) -> No
 def test_groups_of_any_number(n_groups: int, scaled: bool) -> None:
     """In torch, with scores whose common part is large, as it may be, and with an outlier scale or without."""
     own, random = made_run("conv-small", 8), np.random.default_rng(0)
-    weight_GD = 30 * random.normal(size=(n_groups, 16)) + 1e4 * random.normal(size=16)
+    weight_GD = 30 * random.normal(size=(n_groups, 16)) + 1e6 * random.normal(size=16)
     groups = Groups(np.zeros(7, int), 0.5, weight_GD, random.normal(size=n_groups) + 1e5, True)
     mixture = own.mixture
     mixture.groups_ = groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,16 @@ def test_a_damaged_rule_is_one_sentence(trained: Path, tmp_path: Path) -> None:
     run = Run.open(folder)
     with pytest.raises(StoredFileError, match=r"mixture\.safetensors is damaged: groups\.label is .* save it again\."):
         _ = run.groups
+
+
+def test_a_model_does_not_need_the_table(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    table = tmp_path / "run" / files.ASSIGNMENTS
+    table.write_bytes(table.read_bytes()[:-40])
+    model, images = SiamMM.load(tmp_path / "run", device="cpu"), str(trained.parent / "images")
+    assert not hasattr(model, "labels_")
+    assert not hasattr(model, "group_labels_")
+    np.testing.assert_array_equal(model.predict_group(images), Run.open(trained).group_N)
 
 
 # -- of siammm cluster
