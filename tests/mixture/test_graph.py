@@ -42,7 +42,7 @@ def blobs(seed: int = 0, k: int = 4, n: int = 400) -> tuple[np.ndarray, np.ndarr
 
 def test_neighbours_are_those_of_all_distances() -> None:
     x, _ = blobs()
-    index, distance = graph._nearest(x, 5)
+    index, distance = graph.nearest(x, 5)
     every = np.linalg.norm(x[:, None] - x[None], axis=2)
     np.fill_diagonal(every, np.inf)
     np.testing.assert_allclose(distance, np.sort(every, axis=1)[:, :5], atol=1e-9)

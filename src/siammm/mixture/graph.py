@@ -20,6 +20,8 @@ _SWEEPS = 100
 # Communities at this resolution become the nodes from which coarser ones are found: the same ones, in a tenth of the
 # time.
 _FINEST = 12.0
+# Within these resolutions a number of communities is looked for, so many times.
+_RESOLUTION_RANGE, _HALVINGS = (0.02, 100.0), 20
 _ROWS_AT_ONCE = 1000
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -59,7 +61,7 @@ class Graph:
 def neighbour_graph(x_ND: Array, n_neighbours: int) -> Graph:
     """The graph of the samples by Euclidean distance, which orders rows of unit length as their angle does."""
     n = len(x_ND)
-    index_NH, distance_NH = _nearest(x_ND, n_neighbours)
+    index_NH, distance_NH = nearest(x_ND, n_neighbours)
     beyond_NH = distance_NH - distance_NH[:, :1]
     low_N1, high_N1 = np.zeros((n, 1)), np.full((n, 1), 10 * float(distance_NH.max()) + 1e-9)
     for _ in range(40):  # the scale at which the weights sum to log2 of their number
@@ -83,6 +85,24 @@ def path(graph: Graph, resolutions: Array) -> list[tuple[Array, float]]:
     coarse = graph.coarse(fine_N)
     found = [coarse.communities(float(resolution)) for resolution in resolutions]
     return [(label_K[fine_N], loss) for label_K, loss in found]
+
+
+def so_many_communities(graph: Graph, count: int) -> Array:
+    """The communities of the graph at a resolution where there are so many of them, or as nearly as there are."""
+    fine_N = graph.communities(max(_FINEST, float(count)))[0]
+    coarse = graph.coarse(fine_N)
+    low, high = _RESOLUTION_RANGE
+    best_K = np.zeros(len(coarse.degree_K), dtype=np.int64)
+    for _ in range(_HALVINGS):
+        resolution = (low * high) ** 0.5
+        label_K = coarse.communities(resolution)[0]
+        found = int(label_K.max()) + 1
+        if abs(found - count) < abs(int(best_K.max()) + 1 - count):
+            best_K = label_K
+        if found == count:
+            break
+        low, high = (resolution, high) if found < count else (low, resolution)
+    return best_K[fine_N]
 
 
 def communities(
@@ -151,7 +171,7 @@ def _moved(low_E: Array, high_E: Array, weight_E: Array, degree_K: Array, total:
     return community
 
 
-def _nearest(x_ND: Array, count: int) -> tuple[Array, Array]:
+def nearest(x_ND: Array, count: int) -> tuple[Array, Array]:
     """The nearest other rows of each row and their distances, nearest first."""
     square_N = (x_ND**2).sum(axis=1)
     index: list[Array] = []

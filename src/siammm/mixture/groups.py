@@ -5,10 +5,12 @@ another kind. Groups are looked for among the samples themselves:
 
 1. The communities of their neighbour graph (``graph.py``), at a range of resolutions. A resolution is judged by how
    much smaller 1 - modularity is than that of *one Gaussian* of the same mean and covariance, which has communities
-   too, but no groups. The smallest ratio says how many groups there are. If it is above ``LARGEST_RATIO``, as for a
-   single cloud, no groups are claimed.
-2. The same again, where directions in which samples of one group differ count less: the space is whitened by the
-   covariance within the groups of the first pass.
+   too, but no groups. If the smallest ratio is below ``CLEAR_RATIO``, as under encoders that were trained on clusters,
+   it says how many groups there are, and the same again in the space that is whitened by the covariance within these.
+2. If the communities are less clear, as for most pretrained encoders, the number is that at the elbow of the scatter
+   within groups (``elbow.py``). The groups are the communities at the resolution that gives this number, in the space
+   that is whitened by the differences between neighbours. If the elbow is not sharp either, step 1 decides as long as
+   its ratio is at most ``LARGEST_RATIO``. Above that, as for a single cloud, no groups are claimed.
 3. Borders by a linear discriminant: one Gaussian per group, all with the same covariance. So a group is a linear score,
    and new samples get a group and a probability.
 
@@ -19,7 +21,7 @@ groups are looked for among them: the *second* nearest component of a sample is 
 over all samples this gives a graph of components (``of_components``). Its communities are the groups if they are
 clearer than those of components that are placed at random.
 
-The figures, and the rules that were tried besides, are in ``docs/decisions/0027`` and ``0035``.
+The figures, and the rules that were tried besides, are in ``docs/decisions/0027``, ``0035`` and ``0037``.
 
 Legend:  N samples, M samples that decide, D dimensions, P principal directions, K components, G groups, E edges.
 """
@@ -39,12 +41,21 @@ import torch
 from sklearn.covariance import ledoit_wolf
 from sklearn.utils.extmath import randomized_svd
 
-from siammm.mixture.graph import Array, Graph, communities, neighbour_graph, path
+from siammm.mixture.elbow import elbow, gaussian_twin, whitened_by_neighbours
+from siammm.mixture.graph import Array, Graph, communities, neighbour_graph, path, so_many_communities
 
 MOST_ROWS = 3000
 # Single classes of images have ratios of .69 to .96 under encoders that were not trained on their clusters; sets of two
 # and more classes have .19 to .6.
 LARGEST_RATIO = 0.65
+# Below this, the communities say the number. Pixels of digits have .17, and an encoder that was trained on them .12: there
+# the elbow sees ways of writing a digit (22 and 14 for ten). Sets of images under a pretrained encoder have .35 and more.
+CLEAR_RATIO = 0.25
+# In few dimensions the elbow of a single cloud can be sharp by chance, but its ratio is .81 to 1. Sets of two and more
+# classes have at most .78.
+LARGEST_RATIO_AT_ELBOW = 0.8
+# How sharp an elbow must be to say the number; chosen on the sets to develop on.
+LEAST_SHARPNESS = 0.025
 # With fewer samples nothing is claimed.
 _LEAST_ROWS = 60
 # Components whose ratio is at most so many times that of the communities are as clear as these. In synthetic mixtures,
@@ -138,10 +149,11 @@ def found(X: Any, nearest_N2: Any, k: int, *, unit: bool, separate: bool, seed: 
         label_K = of_components(nearest_N2[:, 0], nearest_N2[:, -1], k)
         # Without gaps: a group may have no row among those that decide.
         label_M = None if label_K is None else np.unique(label_K[component_M], return_inverse=True)[1]
-    elif first.ratio <= LARGEST_RATIO and first.label_M.any():
-        # The second pass.
-        whitening_PP = _within(z_MP, _assigned(z_MP, first.label_M))[1]
-        label_M = _Communities.of(_unit((z_MP - z_MP.mean(axis=0)) @ whitening_PP), unit=True, seed=seed).label_M
+    else:
+        if CLEAR_RATIO < first.ratio <= LARGEST_RATIO_AT_ELBOW:
+            label_M = _at_the_elbow(some_MD, z_MP, seed)
+        if label_M is None and first.ratio <= LARGEST_RATIO and first.label_M.any():
+            label_M = _second_pass(z_MP, first.label_M, seed)
     if label_M is None or not label_M.any():
         return replace(Groups.none(k), ratio=first.ratio)
     for _ in range(_BORDER_STEPS):
@@ -191,6 +203,27 @@ def _table(groups: Groups, x_ND: Array, component_N: Array, k: int) -> Array:
 # -- among samples ----------------------------------------------------------------------------------------------------
 
 
+def _at_the_elbow(x_MD: Array, z_MP: Array, seed: int) -> Array | None:
+    """The communities whose number is that at the elbow, if it is sharp."""
+    bend = elbow(x_MD, seed)
+    if bend.sharpness < LEAST_SHARPNESS:
+        return None
+    space_MP = whitened_by_neighbours(z_MP - z_MP.mean(axis=0))
+    return so_many_communities(neighbour_graph(space_MP, _neighbours_of(len(space_MP))), bend.n_groups)
+
+
+def _second_pass(z_MP: Array, label_M: Array, seed: int) -> Array:
+    """The clearest communities where directions in which samples of one of these groups differ count less."""
+    whitening_PP = _within(z_MP, _assigned(z_MP, label_M))[1]
+    return _Communities.of(_unit((z_MP - z_MP.mean(axis=0)) @ whitening_PP), unit=True, seed=seed).label_M
+
+
+def _neighbours_of(n: int) -> int:
+    """How many neighbours a sample has in a graph of so many."""
+    fewest, most = _NEIGHBOURS
+    return min(max(fewest, n // _ROWS_PER_NEIGHBOUR), most, n // 8)
+
+
 @dataclass(frozen=True)
 class _Communities:
     """The communities at the resolution where they are furthest from those of one Gaussian."""
@@ -203,10 +236,9 @@ class _Communities:
 
     @classmethod
     def of(cls, x_MD: Array, *, unit: bool, seed: int) -> _Communities:
-        fewest, most = _NEIGHBOURS
-        neighbours = min(max(fewest, len(x_MD) // _ROWS_PER_NEIGHBOUR), most, len(x_MD) // 8)
+        neighbours, twin_MD = _neighbours_of(len(x_MD)), gaussian_twin(x_MD, seed)
         graph = neighbour_graph(x_MD, neighbours)
-        null = path(neighbour_graph(_gaussian(x_MD, unit=unit, seed=seed), neighbours), _RESOLUTIONS)
+        null = path(neighbour_graph(_unit(twin_MD) if unit else twin_MD, neighbours), _RESOLUTIONS)
         loss_of_gaussian = np.array([max(loss, 1e-12) for _, loss in null])
         found = path(graph, _RESOLUTIONS)
         ratios = np.array([loss for _, loss in found]) / loss_of_gaussian
@@ -217,14 +249,6 @@ class _Communities:
         """The same ratio for other groups of the samples, at the resolution that suits them best."""
         loss = np.array([self.graph.loss(label_M, float(resolution)) for resolution in _RESOLUTIONS])
         return float((loss / self.loss_of_gaussian).min())
-
-
-def _gaussian(x_ND: Array, *, unit: bool, seed: int) -> Array:
-    """As many rows from one Gaussian of the same mean and covariance: no groups, but the same shape."""
-    n, mean_D = len(x_ND), x_ND.mean(axis=0)
-    weight_NN = np.random.default_rng(seed).standard_normal((n, n), dtype=np.float32) / np.sqrt(n)
-    rows_ND = weight_NN @ (x_ND - mean_D) + mean_D
-    return _unit(rows_ND) if unit else rows_ND
 
 
 # -- among components -------------------------------------------------------------------------------------------------

@@ -1,0 +1,110 @@
+"""The image sets on which rules for the number of groups are developed and judged, as files that `siammm embed` reads.
+
+    python benchmarks/group_sets.py FOLDER --packs PACKS [--fashion FILE] [--mnist FILE] [--fonts FOLDER]
+    siammm embed lite --data FOLDER/SET.npz --image-size 128 --output SET-lite.npz
+
+PACKS is the folder with the packed sets and their ``unpack.py``. Fashion-MNIST and MNIST are read as the files of their
+test images (``t10k-images-idx3-ubyte``, also gzipped, with the labels beside it), letters from a folder of TrueType fonts.
+
+Classes of Tiny-ImageNet with an even number are for development and those with an odd number for judging, from
+different images; ``letters`` is for judging too (see ``DEVELOP`` in number_of_groups.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from sklearn.datasets import load_digits
+
+PER_CLASS = 100
+LETTERS = "ABCDEFGHIJKLMNOPRSTUVXYZ"
+LETTER_SIZE = 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--packs", type=Path, required=True)
+    parser.add_argument("--fashion", type=Path, help="t10k-images-idx3-ubyte of Fashion-MNIST")
+    parser.add_argument("--mnist", type=Path, help="the same of MNIST")
+    parser.add_argument("--fonts", type=Path, help="a folder of .ttf and .otf files")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+
+    def save(name: str, images: np.ndarray, labels: np.ndarray) -> None:
+        np.savez(options.folder / f"{name}.npz", images=images, labels=labels)
+        print(f"{name}: {len(images):,} images of {len(np.unique(labels))} classes", flush=True)
+
+    unpack = unpacker(options.packs)
+    for name, count in (("cifar10", 300), ("cifar100", PER_CLASS)):
+        pack = unpack.read_pack(options.packs / f"{name}_train.npz")
+        save(name, *first(pack["images"], pack["labels"], count))
+    for name, part, parity in (("tinydev", "a", 0), ("tinyimagenet", "b", 1)):
+        pack = unpack.read_pack(options.packs / f"tinyimagenet_train_{part}.npz")
+        own = pack["labels"] % 2 == parity
+        save(name, *first(pack["images"][own], pack["labels"][own], PER_CLASS))
+    pixels, target = load_digits(return_X_y=True)
+    save("digits", coloured(pixels.reshape(-1, 8, 8) * (255 / 16)), target)
+    for name, path in (("fashion", options.fashion), ("mnist", options.mnist)):
+        if path:
+            images = idx(path, 16).reshape(-1, 28, 28)
+            labels = idx(path.with_name(path.name.replace("images-idx3", "labels-idx1")), 8).astype(np.int64)
+            save(name, *first(coloured(images), labels, 300))
+    if options.fonts:
+        save("letters", *letters(options.fonts))
+
+
+def unpacker(packs: Path):
+    """The module that reads the packs, which lies beside them."""
+    spec = importlib.util.spec_from_file_location("unpack", packs / "unpack.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def first(images: np.ndarray, labels: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first images of every class, in the order of the file."""
+    row = np.sort(np.concatenate([np.flatnonzero(labels == label)[:count] for label in np.unique(labels)]))
+    return images[row], labels[row]
+
+
+def idx(path: Path, header: int) -> np.ndarray:
+    """The bytes behind the header of one of MNIST's files, which may be gzipped."""
+    content = path.read_bytes()
+    return np.frombuffer(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content, np.uint8, offset=header)
+
+
+def coloured(grey: np.ndarray) -> np.ndarray:
+    """Grey images as three equal channels."""
+    return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=-1)
+
+
+def letters(fonts: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Capital letters, each in every upright font of the folder that has it: one class per letter."""
+    images: list[np.ndarray] = []
+    labels: list[int] = []
+    for path in sorted({*fonts.rglob("*.ttf"), *fonts.rglob("*.otf")}):
+        try:
+            font = ImageFont.truetype(str(path), 44)
+            boxes = {font.getbbox(letter) for letter in LETTERS}
+        except OSError:
+            continue
+        if len(boxes) < 8:  # a font without these letters draws the same box for each
+            continue
+        for label, letter in enumerate(LETTERS):
+            canvas = Image.new("L", (LETTER_SIZE, LETTER_SIZE))
+            ImageDraw.Draw(canvas).text((LETTER_SIZE // 2, LETTER_SIZE // 2), letter, 255, font, anchor="mm")
+            images.append(np.asarray(canvas))
+            labels.append(label)
+    return first(coloured(np.stack(images)), np.array(labels), PER_CLASS)
+
+
+if __name__ == "__main__":
+    main()
