@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -25,10 +26,25 @@ def test_a_row_in_a_line() -> None:
     assert metrics_line({}) == ""
 
 
-def shown(*, terminal: bool) -> str:
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (200, metrics_line(ROW)),
+        (60, "loss 1.235  K 4,021  kNN 87.6%  AMI 0.500  12,346 images/s"),
+        (30, "loss 1.235  K 4,021  kNN 87.6%"),
+        (12, "loss 1.235"),
+        (3, ""),
+    ],
+)
+def test_a_narrow_line_keeps_what_matters_most(width: int, line: str) -> None:
+    assert metrics_line(ROW, width=width) == line
+    assert len(line) <= width
+
+
+def shown(*, terminal: bool, advice: str = "") -> str:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=terminal, width=200, highlight=False)
-    with TrainingProgress(console=console) as listener:
+    with TrainingProgress(console=console, advice=advice) as listener:
         listener.reading(16, 32)
         listener.reading(32, 32)
         run_through(prepared(small_config(epochs=3), listener=listener))
@@ -43,9 +59,32 @@ def test_without_a_terminal_the_last_epoch_is_printed() -> None:
 
 def test_without_a_terminal_long_epochs_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", -1.0)
-    assert [line.split(":")[0] for line in shown(terminal=False).splitlines()] == [
-        "epoch 1 of 3", "epoch 2 of 3", "epoch 3 of 3",
-    ]  # fmt: skip
+    lines = shown(terminal=False).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["epoch 1 of 3", "epoch 2 of 3", "epoch 3 of 3"]
+    assert [line.endswith("left") for line in lines] == [True, True, False]
+    assert re.search(r"images/s  about \d+ seconds? left$", lines[1])
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_advice_comes_once_and_before_the_first_update(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the batches that are embedded first; where training is short, it never comes."""
+    assert "Do something else" not in shown(terminal=terminal, advice="Do something else.")
+    monkeypatch.setattr(progress, "_LONG", -1.0)
+    text = shown(terminal=terminal, advice="Do something else.")
+    assert len(re.findall(r"At this pace the training takes about \d+ seconds?\. Do something else\.", text)) == 1
+    assert text.index("Do something else") < text.index("loss ")
+    assert "At this pace" not in shown(terminal=terminal)
+
+
+def test_the_estimate_is_near_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said after three batches of the first embeddings, and what the updates then take."""
+    monkeypatch.setattr(progress, "_LONG", -1.0)
+    monkeypatch.setattr(progress, "rough_duration", lambda seconds: f"[{seconds}]")
+    stream = io.StringIO()
+    with TrainingProgress(console=Console(file=stream, width=200), advice="Stop.") as listener:
+        training = run_through(prepared(small_config(epochs=5, cluster_after=1.0), listener=listener))
+    estimate = float(stream.getvalue().split("[")[1].split("]")[0])
+    assert 0.1 < estimate / sum(row["seconds"] for row in training.metrics) < 10
 
 
 def test_on_a_terminal_there_are_bars() -> None:
