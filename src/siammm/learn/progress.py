@@ -79,7 +79,7 @@ class TrainingProgress(FittedProgress):
         self._epoch = self.add_task("this epoch", total=self._steps, completed=step, left=left)
         self._compiles = training.accelerated is not None and training.accelerated.compiled
         if self._compiles:
-            self._say("The first update is compiled for this machine, which takes up to a minute.")
+            self._say("The first update is compiled for this machine, which may take a minute or more.")
 
     def embedded(self, done: int, total: int) -> None:
         """So many batches were embedded before the first update."""
