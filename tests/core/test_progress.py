@@ -93,4 +93,5 @@ def test_the_count_and_the_times_are_never_cut(width: int, what: str) -> None:
     assert lines
     for line in lines:
         assert len(line.rstrip()) <= width
+        assert line[2:8] == what[:6], "the bar gives way before the description does"
         assert re.search(r"[━╸╺]{4,} +1,000,000/1,281,167 0:00:0\d 99:59:59 left", line), line

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from siammm.core import progress as core_progress
 from siammm.learn import progress
 from siammm.learn.progress import TrainingProgress, metrics_line
-from tests.learn.small_runs import prepared, run_through, small_config
+from tests.learn.small_runs import STEPS, prepared, run_through, small_config
 
 ROW: dict[str, Any] = {
     "epoch": 3, "loss": 1.23456, "instance_loss": 2.0, "cluster_loss": -0.5, "gradient_norm": 9.0, "n_clusters": 4021,
@@ -74,6 +76,29 @@ def test_advice_comes_once_and_before_the_first_update(terminal: bool, monkeypat
     assert len(re.findall(r"At this pace the training takes about \d+ seconds?\. Do something else\.", text)) == 1
     assert text.index("Do something else") < text.index("loss ")
     assert "At this pace" not in shown(terminal=terminal)
+
+
+def test_what_is_done_once_is_no_part_of_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first embeddings, at 100 s a batch, do not count for the updates, at 1 s each."""
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(core_progress, "time", clock)
+    listener = TrainingProgress(console=Console(file=io.StringIO(), width=100))
+    training = prepared(small_config(epochs=3))
+    listener.began(training)
+    for done in range(1, STEPS + 1):
+        clock.now += 100
+        listener.embedded(done, STEPS)
+    left = listener.tasks[0].fields["left"]
+    assert left() is None
+    clock.now += 1
+    listener.stepped(0, 1, STEPS)
+    assert left() == 3 * STEPS - 1, "after one update"
+    clock.now += STEPS - 1
+    listener.stepped(0, STEPS, STEPS)
+    clock.now += 8  # EM and merging are part of an epoch
+    listener.finished_epoch({"epoch": 1, "loss": 1.0})
+    assert left() == pytest.approx(2 * (STEPS + 8))
 
 
 def test_the_estimate_is_near_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:

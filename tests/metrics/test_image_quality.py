@@ -35,6 +35,13 @@ def test_the_more_blur_the_larger_the_figure() -> None:
     assert figures[0] < 0.5 < figures[-1] <= 1
 
 
+def test_the_steps_of_eight_bits_are_no_edges() -> None:
+    """A smooth image of little contrast has a few grey levels, with a border between each and the next."""
+    smooth = gaussian_filter(np.random.default_rng(0).normal(size=(128, 128)), 12)
+    levels = np.round(128 + 30 * smooth / np.abs(smooth).max()).astype(np.uint8)
+    assert look(levels[..., None].repeat(3, axis=2)).blur > 0.8
+
+
 def test_blur_along_one_axis_is_blur() -> None:
     grey = np.random.default_rng(0).random((96, 96)).astype(np.float32)
     moved = gaussian_filter(grey, (0, 8))

@@ -129,24 +129,27 @@ def test_without_images_nothing_is_looked_at(tmp_path: Path) -> None:
     assert contents["quality"] is None
 
 
-def test_a_cluster_of_what_is_left_over_is_a_catch_all(tmp_path: Path) -> None:
-    """Five kinds, and a cluster of rows in all directions, between the others."""
+@pytest.mark.parametrize(("wide", "mixed"), [(True, True), (True, False), (False, True)])
+def test_a_cluster_of_what_is_left_over_is_a_catch_all(wide: bool, mixed: bool, tmp_path: Path) -> None:
+    """One that is spread widely, and whose images lie between those of the others; either alone is not enough."""
     folder = made_run(tmp_path, n=300, k=6)
     before = opened(folder)
     catch_all = int(np.argmax(np.bincount(before.cluster_N)))
-    x_ND = np.load(folder / "embeddings.npy").astype(np.float32)
-    own = before.cluster_N == catch_all
-    mixed = before.mean_KD[np.random.default_rng(0).integers(0, 6, own.sum())]
-    x_ND[own] = mixed + 0.3 * np.random.default_rng(1).normal(size=mixed.shape)
-    x_ND /= np.linalg.norm(x_ND, axis=1, keepdims=True)
-    np.save(folder / "embeddings.npy", x_ND.astype(np.float16))
-    mixture = before.mixture
-    mixture.concentrations_[catch_all] /= 20
-    mixture.save(folder / "mixture.safetensors")
+    random, own = np.random.default_rng(0), before.cluster_N == catch_all
+    if mixed:
+        x_ND = np.load(folder / "embeddings.npy").astype(np.float32)
+        x_ND[own] = before.mean_KD[random.integers(0, 6, own.sum())]
+        x_ND[own] += 0.3 * random.normal(size=x_ND[own].shape)
+        x_ND /= np.linalg.norm(x_ND, axis=1, keepdims=True)
+        np.save(folder / "embeddings.npy", x_ND.astype(np.float16))
+    if wide:
+        before.mixture.concentrations_[catch_all] /= 20
+        before.mixture.save(folder / "mixture.safetensors")
     run = opened(folder)
     contents = gather(run, GatherSettings()).contents
     check_contents(contents, run)
-    assert [k for k, one in enumerate(contents["clusters"]) if one["is_catch_all"]] == [catch_all]
+    found = [k for k, one in enumerate(contents["clusters"]) if one["is_catch_all"]]
+    assert found == ([catch_all] if wide and mixed else [])
 
 
 # -- the page
