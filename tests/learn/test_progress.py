@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from siammm.core import progress as core_progress
+from siammm.core.text import rough_duration
 from siammm.learn import progress
 from siammm.learn.progress import TrainingProgress, metrics_line
 from tests.learn.small_runs import STEPS, prepared, run_through, small_config
@@ -76,6 +77,23 @@ def test_advice_comes_once_and_before_the_first_update(terminal: bool, monkeypat
     assert len(re.findall(r"At this pace the training takes about \d+ seconds?\. Do something else\.", text)) == 1
     assert text.index("Do something else") < text.index("loss ")
     assert "At this pace" not in shown(terminal=terminal)
+
+
+@pytest.mark.parametrize(("seconds", "batches"), [(30.0, 1), (4.0, 3)])
+def test_slow_batches_are_enough_for_an_estimate(seconds: float, batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    for module in (core_progress, progress):
+        monkeypatch.setattr(module, "time", clock)
+    stream = io.StringIO()
+    listener = TrainingProgress(console=Console(file=stream, width=100), advice="Stop.")
+    listener.began(prepared(small_config(epochs=1000)))
+    for done in range(1, batches + 1):
+        assert stream.getvalue() == ""
+        clock.now += seconds
+        listener.embedded(done, 50)
+    hours = (50 - batches + 4 * 1000 * STEPS) * seconds / 3600
+    assert stream.getvalue() == f"At this pace the training takes about {rough_duration(3600 * hours)}. Stop.\n"
 
 
 def test_what_is_done_once_is_no_part_of_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:

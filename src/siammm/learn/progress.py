@@ -36,8 +36,9 @@ _SECONDS_BETWEEN_LINES = 30.0
 _EPOCHS_OF_PACE = 3
 # An update, in batches that are embedded: those go forward through one encoder; an update through two, and backward.
 _BATCHES_OF_AN_UPDATE = 4
-# Batches or updates that are timed before it is said how long training takes, and the seconds from which it is said.
-_TIMED, _LONG = 3, 3600.0
+# Batches or updates that are timed before it is said how long training takes, fewer if they take so many seconds; and
+# the seconds of training from which it is said.
+_TIMED, _TIMED_SECONDS, _LONG = 3, 10.0, 3600.0
 
 
 class TrainingProgress(FittedProgress):
@@ -56,7 +57,7 @@ class TrainingProgress(FittedProgress):
         self._epochs, self._steps, self._n_stepped = 0, 1, 0
         self._read, self._embedding, self._pace = Pace(), Pace(), Pace(_EPOCHS_OF_PACE + 1)
         self._advice, self._compiles = advice, False
-        self._printed = time.monotonic()
+        self._began = self._printed = time.monotonic()
 
     def reading(self, done: int, total: int) -> None:
         """So many images were read."""
@@ -72,6 +73,7 @@ class TrainingProgress(FittedProgress):
         if self._reading is not None:
             self.update(self._reading, visible=False)
         self._epochs, self._steps = training.config.optimisation.epochs, training.steps_per_epoch
+        self._began = time.monotonic()
         self._embedding.restart(0)
         self._pace.restart(training.epoch * self._steps + training.step_in_epoch)
         self._run = self.add_task("epochs", total=self._epochs, completed=training.epoch, left=self._left(self._epochs))
@@ -89,7 +91,7 @@ class TrainingProgress(FittedProgress):
         self._pace.restart(0)  # what is done once is no part of the pace
         left = functools.partial(self._embedding.left, total)
         self.update(self._epoch, description="embedding", completed=done, total=total, left=left)
-        if done == min(_TIMED, total):
+        if done >= min(_TIMED, total) or time.monotonic() - self._began > _TIMED_SECONDS:
             self._advise(self._embedding.left(total + _BATCHES_OF_AN_UPDATE * self._epochs * self._steps))
 
     def stepped(self, epoch: int, step: int, steps: int) -> None:
