@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from benchmarks import merge_families
+from PIL import Image
 
 import siammm
 from siammm.cli import main, parse
@@ -24,6 +25,7 @@ from siammm.mixture.seeding import default_n_components
 from siammm.settings.commands import ClusterConfig, DemoConfig
 from siammm.settings.fields import with_settings
 from siammm.settings.presets import PRESETS
+from tests.commands import refused
 from tests.nursery import Nursery
 
 N, K, D = 240, 4, 16
@@ -101,6 +103,65 @@ def test_wrong_arguments_end_with_2(arguments: list[str], capsys: pytest.Capture
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"siammm {siammm.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("trian x", "There is no command 'trian'; did you mean train?"),
+        ("Cluster x", "There is no command 'Cluster'; did you mean cluster?"),
+        ("--verison", "There is no command '--verison'; did you mean --version?"),
+        ("frobnicate", "There is no command 'frobnicate'; siammm --help lists them."),
+        ("photos", "photos is no command; to find the groups in it, use: siammm cluster photos"),
+    ],
+)
+def test_did_you_mean(arguments: str, sentence: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("photos").mkdir()
+    assert refused(arguments.split(), capsys) == f"siammm: {sentence}\n"
+
+
+@pytest.mark.parametrize(("flag", "meant"), [("--epoch", "--epochs"), ("--prest", "--preset")])
+def test_did_you_mean_a_flag(flag: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "x", flag, "3"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.index("Perhaps you meant") < printed.index(f"{meant} ")
+
+
+def test_the_help_names_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "--version" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ("train table.npy", "if these are embeddings, use siammm cluster"),
+        (
+            "train table.npz",
+            "no array that could be images (3-D or 4-D), but holds embeddings (6 x 4) float32; if these are",
+        ),
+        ("train table.parquet", "if it holds embeddings, use siammm cluster"),
+        ("audit images.npz", "if these are images, use siammm embed first"),
+        ("evaluate images.npy", "if these are images, use siammm embed first"),
+        ("report photos", "or make one with: siammm cluster photos"),
+        ("explore table.npy", "or make one with: siammm cluster table.npy"),
+        ("embed photos", "photos holds images, but embed takes a model first; use: siammm embed lite --data photos"),
+        ("report empty", "give one that siammm train or siammm cluster wrote.\n"),
+    ],
+)
+def test_images_for_a_table_and_a_table_for_images(
+    arguments: str, hint: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, pixels = np.eye(6, 4, dtype=np.float32), np.zeros((6, 8, 8, 3), np.uint8)
+    np.save("table.npy", table)
+    np.savez("table.npz", embeddings=table)
+    pq.write_table(pa.table({"embedding": list(table)}), "table.parquet")
+    np.save("images.npy", pixels)
+    np.savez("images.npz", x=pixels)
+    for folder in ("photos/deeper", "empty"):
+        Path(folder).mkdir(parents=True)
+    Image.fromarray(pixels[0]).save("photos/deeper/1.png")
+    assert hint in refused([*arguments.split(), "--device", "cpu"], capsys)
 
 
 @pytest.mark.parametrize(

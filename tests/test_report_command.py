@@ -105,7 +105,10 @@ def test_a_size_for_thumbnails(run: Path, here: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere does not exist, but a run is a folder; give one that siammm train wrote."),
+        (
+            ["nowhere"],
+            "nowhere does not exist, but a run is a folder; give one that siammm train or siammm cluster",
+        ),
         (["no-summary"], "no-summary is a folder, but no run: it has no encoder.safetensors, and no summary.json of"),
         (["empty"], "empty is a folder, but no run: it has no encoder.safetensors"),
         (["unfinished"], "The run unfinished has not finished; continue with: siammm train --resume unfinished."),

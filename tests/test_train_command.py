@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import shutil
 import signal
@@ -14,11 +15,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from rich.console import Console
 
 import siammm
 from siammm.cli import main, parse
+from siammm.commands.train import announce
+from siammm.core import processes
+from siammm.data.sources import open_source
 from siammm.learn.progress import TrainingProgress
 from siammm.runs.run import Run
+from siammm.settings.fields import with_settings
 from siammm.settings.presets import PRESETS
 from siammm.settings.training import TrainConfig
 from tests.commands import TINY as SETTINGS
@@ -128,13 +134,24 @@ def test_the_encoder_that_is_left_makes_the_embeddings_that_were_clustered(image
     np.testing.assert_array_equal(mixture.predict(encode(network, loader, "embeddings").numpy()), clusters)
 
 
-@pytest.mark.parametrize(("batch", "few"), [("4", False), ("8", True)])
+@pytest.mark.parametrize(("batch", "few"), [("4", False), ("8", True), ("256", False)])
 def test_an_epoch_of_few_updates_is_remarked_on(batch: str, few: bool, tmp_path: Path, capsys: Any) -> None:
+    """Unless the batch size is that of the preset, which was chosen for such sets."""
     np.save(tmp_path / "x.npy", example_images(40, size=(8, 8)).images)
     words = ["train", str(tmp_path / "x.npy"), *SETTINGS, "--epochs", "1", "--output", str(tmp_path / "o")]
     assert main([*words, "--batch-size", batch]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert (f"With --batch-size {batch} an epoch is less than 10 updates; use a smaller batch size" in printed) == few
+
+
+@pytest.mark.parametrize(("settings", "is_slow"), [({}, True), ({"backbone": "conv-small"}, False)])
+def test_without_a_gpu_the_quicker_command_comes_first(settings: dict[str, Any], is_slow: bool, images: Path) -> None:
+    config = with_settings(TrainConfig(data="my photos/"), **settings)
+    stream = io.StringIO()
+    with processes.setup("cpu") as context:
+        announce(config, open_source(str(images)), context, Console(file=stream, width=1000))
+    assert ("`siammm cluster 'my photos/'` finds the groups in minutes" in stream.getvalue()) == is_slow
+    assert ("`siammm train 'my photos/' --preset laptop`" in stream.getvalue()) == is_slow
 
 
 def test_without_clusters_there_is_no_mixture(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,7 +294,7 @@ def test_large_photographs_are_shrunken_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_folder(tmp_path / "photos", example_images(24, size=(90, 120), n_classes=2))
+    write_folder(tmp_path / "photos", example_images(24, size=(270, 360), n_classes=2))
     tiny = ["--preset", "demo", "--image-size", "8", "--augmentation", "32", "--epochs", "1", "--batch-size", "8"]
     more = ["--n-components", "4", "--workers", "0", "--device", "cpu", "--image-cache", "small"]
     assert main(["train", "photos", *tiny, *more, "--output", "one"]) == 0
@@ -291,6 +308,9 @@ def test_large_photographs_are_shrunken_once(
     assert "--image-cache" not in capsys.readouterr().out
     assert main(["train", "photos", *tiny, *more[:-2], "--output", "without"]) == 0
     assert "much larger" in capsys.readouterr().out
+    write_folder(tmp_path / "small-photos", example_images(24, size=(24, 30), n_classes=2))
+    assert main(["train", "small-photos", *tiny, *more[:-2], "--output", "small-run"]) == 0
+    assert "--image-cache" not in capsys.readouterr().out, "copies of so small images gain nothing"
     Path("file").write_text("no folder")
     for wrong in ("photos/copies", "photos", "file"):
         assert main(["train", "photos", *tiny, *more[:-1], wrong, "--output", "three"]) == 2

@@ -7,10 +7,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
 import importlib
 import inspect
 import operator
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -21,7 +24,7 @@ from siammm import __version__
 from siammm.core.errors import SiamMMError, Stopped
 from siammm.core.memory import is_out_of_memory
 from siammm.core.streams import unbreakable
-from siammm.core.text import one_line, shown
+from siammm.core.text import one_line, printable, shown
 from siammm.settings import commands
 from siammm.settings.flags import arranged, has_short_help
 from siammm.settings.methods import METHODS, with_method
@@ -45,12 +48,15 @@ _COMMANDS: dict[str, type] = {
     "bench": commands.BenchConfig,
 }
 
+_OWN_FLAGS = ("-h", "--help", "--help-all", "--version")
+
 # Commands whose result is in files; what they print can be lost.
 _WRITING = frozenset(_COMMANDS) - {"compare", "bench"}
 
 _DESCRIPTION = (
     f"siammm {__version__}: train an encoder on unlabelled images, and find the clusters in them and their number. "
-    "New here? Run `siammm demo`. `siammm COMMAND --help` shows the main settings of a command, `--help-all` all."
+    "New here? Run `siammm cluster photos/` on a folder of yours, or `siammm demo`. `siammm COMMAND --help` shows the "
+    "main settings of a command, `--help-all` all; `siammm --version` shows the version."
 )
 
 
@@ -68,6 +74,8 @@ def _run(arguments: Sequence[str]) -> int:
     if arguments == ["--version"]:
         sys.stdout.write(f"siammm {__version__}\n")
         return 0
+    if arguments and arguments[0] not in _COMMANDS and arguments[0] not in _OWN_FLAGS:
+        return _fail(_no_command(arguments[0]), 2)
     try:
         config = parse(arguments)
     except SystemExit as stop:
@@ -111,6 +119,17 @@ def parse(arguments: Sequence[str]) -> Any:
         config=(tyro.conf.OmitArgPrefixes,),
         registry=arranged(chosen if is_short else None),
     )
+
+
+def _no_command(given: str) -> str:
+    """What to say to a first word that is none of the commands."""
+    alike = difflib.get_close_matches(given.lower(), [*_COMMANDS, *_OWN_FLAGS], n=1)
+    if alike:
+        return f"There is no command {given!r}; did you mean {alike[0]}?"
+    if os.path.exists(given):
+        command = shlex.join(["siammm", "cluster", printable(given)])
+        return f"{shown(given)} is no command; to find the groups in it, use: {command}"
+    return f"There is no command {given!r}; siammm --help lists them."
 
 
 def _subcommand(name: str, kind: type, arguments: Sequence[str], *, whole: bool, is_short: bool) -> Any:

@@ -12,14 +12,18 @@ import itertools
 import numpy as np
 from PIL import Image, ImageDraw
 
+from siammm.metrics.image_quality import OddKind
 from siammm.report.schema import (
     Cluster,
     Comparison,
     Contents,
+    DuplicateSet,
     Figure,
     Group,
     HowFound,
     Images,
+    OddImages,
+    Quality,
     Run,
     Suspect,
     Thumbnails,
@@ -62,6 +66,8 @@ class Example:
     evaluated: bool = True
     hostile: bool = False
     live: bool = False
+    looked_at: bool = True
+    """Whether there were images, so that some are found to be odd."""
     seed: int = 0
 
 
@@ -116,11 +122,13 @@ def make(example: Example) -> Made:
             x=place[:, 0].round(4).tolist(),
             y=place[:, 1].round(4).tolist(),
             thumbnail=[-1 if i == n - 1 else i for i in range(n)],
+            position=list(range(n)) if example.live else [],
         ),
         thumbnails=_thumbnails(example),
         tree=_tree(members, label, example),
         figures=_figures(draw) if example.evaluated else [],
         suspects=_suspects(example, label, draw),
+        quality=None if example.live or not example.looked_at else _quality(n),
         comparison=_comparison(example, members, draw) if example.comparison else None,
         live=example.live,
         notes=["Three images could not be read; `siammm train` names them in bad-images.csv."]
@@ -228,6 +236,8 @@ def _cluster(
         weight=len(mine) / example.n_images,
         concentration=float(20 * np.exp(2.5 * draw.random())),
         cohesion=float(0.5 + 0.5 * draw.random()),
+        foreign=None if i == 0 else 0.6 if i == 1 else 0.1,
+        is_catch_all=i == 1,
         label=most,
         purity=purity,
         label_counts=counts,
@@ -297,6 +307,27 @@ def _figures(draw: np.random.Generator) -> list[Figure]:
         Figure(protocol=p, name=name, value=float(draw.random()), deviation=0.004 if p == "linear" else None, note=p)
         for p, name in names
     ]
+
+
+def _quality(n: int) -> Quality:
+    """Some sets of duplicates, and some images that are odd; none is dark."""
+    rows: dict[OddKind, int] = {"blurred": 2, "dark": 0, "bright": 1, "plain": 1, "shape": 3, "size": 90}
+    return Quality(
+        n_images=n - 1,
+        duplicates=[
+            DuplicateSet(
+                images=[i, *(n - 1 - 3 * i - j for j in range(1 + i % 3))],
+                similarities=[1.0, *([0.97] * (1 + i % 3))],
+                sizes=[(640, 480), *([(320, 240)] * (1 + i % 3))],
+            )
+            for i in range(min(20, n // 8))
+        ],
+        odd=[
+            OddImages(kind=kind, images=list(range(min(count, n))), values=[0.5] * min(count, n),
+                      sizes=[(64, 48)] * min(count, n))
+            for kind, count in rows.items()
+        ],
+    )  # fmt: skip
 
 
 def _suspects(example: Example, label: np.ndarray, draw: np.random.Generator) -> list[Suspect] | None:

@@ -163,7 +163,7 @@ def check_contents(contents: Contents, opened_run: Run) -> None:
     assert json.loads(json.dumps(contents, allow_nan=False)) == as_lists(contents)
     images: Any = contents["images"]
     m = len(images["id"])
-    assert {len(column) for column in images.values()} == {m}
+    assert {len(column) for name, column in images.items() if name != "position"} == {m}
     assert len(set(images["id"])) == m <= opened_run.n_images
     n_labels = len(contents["label_names"] or [])
     assert all(-1 <= label < n_labels for label in images["label"])
@@ -173,6 +173,8 @@ def check_contents(contents: Contents, opened_run: Run) -> None:
     row_of = [place[name] for name in images["id"]]
     assert images["cluster"] == opened_run.cluster_N[row_of].tolist()
     assert images["label"] == opened_run.label_N[row_of].tolist()
+    assert images["position"] == (row_of if contents["live"] else [])
+    check_quality(contents, opened_run)
     check_thumbnails(contents)
     check_clusters(contents, opened_run.n_images)
     check_groups(contents, opened_run)
@@ -183,6 +185,25 @@ def check_contents(contents: Contents, opened_run: Run) -> None:
         assert -1 <= min(suspect["given"], suspect["proposed"]) <= max(suspect["given"], suspect["proposed"]) < n_labels
         assert 0 <= suspect["score"] <= 1
         assert all(0 <= value <= 1 for _, value in suspect["evidence"])
+
+
+def check_quality(contents: Contents, opened_run: Run) -> None:
+    quality, m = contents["quality"], len(contents["images"]["id"])
+    assert (quality is None) == (contents["live"] or opened_run.images.source is None)
+    if quality is None:
+        return
+    assert quality["n_images"] == sum(number >= 0 for number in contents["images"]["thumbnail"])
+    found: list[Any] = [*quality["odd"], *quality["duplicates"]]
+    for each in found:
+        assert len(set(each["images"])) == len(each["images"]) == len(each["sizes"])
+        assert all(0 <= row < m for row in each["images"])
+        assert all(min(size) >= 1 for size in each["sizes"])
+    for each in quality["duplicates"]:
+        assert len(each["images"]) == len(each["similarities"]) >= 2
+        areas = [width * height for width, height in each["sizes"]]
+        assert areas[0] == max(areas)
+    rows = [row for each in quality["duplicates"] for row in each["images"]]
+    assert len(rows) == len(set(rows)), "an image is in one set"
 
 
 def check_thumbnails(contents: Contents) -> None:
@@ -221,6 +242,8 @@ def check_clusters(contents: Contents, n_images: int) -> None:
         else:
             assert (cluster["label"], cluster["purity"]) == (-1, None)
         assert -1 <= cluster["cohesion"] <= 1
+        assert cluster["foreign"] is None or 0 <= cluster["foreign"] <= 1
+        assert not cluster["is_catch_all"] or (cluster["foreign"] or 0) > 0.4
         cosines = [cosine for _, cosine in cluster["nearest"]]
         assert cosines == sorted(cosines, reverse=True)
         assert k not in [other for other, _ in cluster["nearest"]]

@@ -15,7 +15,7 @@ from tests.report.browser import PHONE, Watched, chromium, serious_faults, write
 from tests.report.example_contents import HOSTILE, Example, make
 from tests.report.made_runs import hostile_folder, trained_run
 
-SECTIONS = ["overview", "clusters", "classes", "tree", "suspects", "comparison"]
+SECTIONS = ["overview", "clusters", "classes", "tree", "quality", "suspects", "comparison"]
 EXAMPLE = Example()
 
 
@@ -455,7 +455,7 @@ def test_a_run_without_labels_or_more_is_shown(browser, folder: Path):
     watched = Watched(browser, write_page(folder, example, "bare.html"))
     page = watched.page
     assert page.inner_text("h1").replace("\xa0", " ") == "1 cluster in 3 images"
-    assert page.locator("#nav a").count() == 2
+    assert page.locator("#nav a").count() == 3
     page.wait_for_selector(".points")
     assert page.evaluate("[11488, 11508, 20000].map(tickText)") == ["11.488k", "11.508k", "20k"]
     watched.visit("#/clusters?cluster=0")
@@ -469,7 +469,7 @@ def test_nothing_is_said_about_labels_where_there_are_none(browser, folder: Path
     watched = Watched(browser, write_page(folder, example, f"unlabelled-{n_groups}.html"))
     page = watched.page
     found = page.eval_on_selector_all("#nav a", "all => all.map(one => one.dataset.section)")
-    assert found == [*(["groups"] if n_groups else []), "overview", "clusters", "tree"]
+    assert found == [*(["groups"] if n_groups else []), "overview", "clusters", "tree", "quality"]
     for address in [*(f"#/{section}" for section in found), "#/clusters?cluster=1", "#/groups?group=1", "#/suspects"]:
         page.evaluate("hash => { location.hash = hash; }", address)
         watched.settle()

@@ -11,7 +11,7 @@ from tests.report.browser import PHONE, Watched, chromium, serious_faults, write
 from tests.report.example_contents import HOSTILE, Example, make
 
 EXAMPLE = Example(n_groups=4, named=True)
-SECTIONS = ["groups", "overview", "clusters", "classes", "tree", "suspects", "comparison"]
+SECTIONS = ["groups", "overview", "clusters", "classes", "tree", "quality", "suspects", "comparison"]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from siammm.cli import main
 from tests.report.browser import PHONE, Watched, chromium, serious_faults
 
 CIFAR = Path(__file__).parents[3] / "shared" / "data"
-SECTIONS = ["overview", "clusters", "classes", "tree", "suspects"]
+SECTIONS = ["overview", "clusters", "classes", "tree", "quality", "suspects"]
 # What a reader should wait for at most. The limit for first paint is 2 s on a quiet machine; tests share theirs.
 LARGEST_FILE, LONGEST_PAINT_MS = 25e6, 5_000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import torch
@@ -14,12 +15,15 @@ from siammm.commands.process import one_process
 from siammm.core.errors import InputError
 from siammm.core.files import check_new_file, new_file
 from siammm.core.progress import Bar
+from siammm.core.text import printable, shown
+from siammm.data.contents import is_data
 from siammm.data.embeddings import SUFFIXES
 from siammm.export.rows import encode_to_file
 from siammm.export.tables import image_table, write_npz, write_parquet
 from siammm.runs.images import image_loader, open_images
 from siammm.runs.models import Model, open_model
 from siammm.runs.pretrained import is_foreign
+from siammm.runs.run import is_run_folder
 from siammm.settings.commands import EmbedConfig
 
 FORMATS = (".parquet", ".npz", ".npy")
@@ -97,6 +101,9 @@ def _open(config: EmbedConfig, device: torch.device) -> Model:
     path = Path(config.subject).expanduser()
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         raise InputError(f"{config.subject} is a table of embeddings already; give a run, or timm:MODEL.")
+    if path.is_dir() and not is_run_folder(path) and is_data(path):
+        command = shlex.join(["siammm", "embed", "lite", "--data", printable(config.subject)])
+        raise InputError(f"{shown(config.subject)} holds images, but embed takes a model first; use: {command}")
     return open_model(config.subject, image_size=config.image_size, device=device)
 
 

@@ -26,7 +26,7 @@ from siammm.core.errors import InputError, Stopped, StoredFileError
 from siammm.core.memory import is_out_of_memory
 from siammm.core.processes import Context
 from siammm.core.signals import StopSignals
-from siammm.core.text import shown
+from siammm.core.text import printable, shown
 from siammm.data.decode import BadImage
 from siammm.data.folder_source import FolderSource
 from siammm.data.inventory import Differences, Inventory
@@ -45,13 +45,14 @@ from siammm.runs.run import Run
 from siammm.runs.writer import RunWriter, check_run_folder, run_lock
 from siammm.settings.checks import check_settings
 from siammm.settings.fields import with_settings
+from siammm.settings.presets import PRESETS
 from siammm.settings.stored import resumed
 from siammm.settings.training import TrainConfig
 
 # With fewer updates in an epoch than this, the epochs of a preset are too few to learn much.
 _FEW_UPDATES = 10
-# Images whose size is looked at, and how many times the side of a view theirs must have for copies to pay.
-_LOOKED_AT, _MANY_TIMES = 9, 3
+# Images whose size is looked at; for copies to pay, their sides must be so many times that of a view, and so long.
+_LOOKED_AT, _MANY_TIMES, _LEAST_SIDE = 9, 3, 256
 
 
 def train(config: TrainConfig) -> None:
@@ -292,7 +293,9 @@ def _run(begun: _Begun, context: Context, console: Console) -> None:
     with contextlib.ExitStack() as stack:
         if folder is not None:
             stack.callback(folder.close)
-        bars, device = stack.enter_context(TrainingProgress()) if context.rank == 0 else None, context.device
+        device, bars = context.device, None
+        if context.rank == 0:
+            bars = stack.enter_context(TrainingProgress(advice=_quicker(config, device)))
         training: Training | None = None
         try:
             training = Training(
@@ -372,26 +375,35 @@ def announce(config: TrainConfig, source: Source, context: Context, console: Con
             "first faster."
         )
     batch = config.optimisation.batch_size
-    if len(source) < _FEW_UPDATES * batch:
+    # The batch size of a preset was chosen with its other settings; only one that was given is remarked on.
+    if len(source) < _FEW_UPDATES * batch and batch != PRESETS[config.preset].optimisation.batch_size:
         notes.append(
             f"With --batch-size {batch} an epoch is less than {_FEW_UPDATES} updates; use a smaller batch size."
         )
-    if context.device.type == "cpu" and config.network.backbone != CONV_SMALL:
-        notes.append(
-            f"There is no GPU here, and {config.network.backbone} may take days; --preset laptop is a first look in "
-            "minutes."
-        )
+    if quicker := _quicker(config, context.device):
+        notes.append(f"There is no GPU here. {quicker}")
     for note in notes:
         console.print(escape(note), style="yellow")
 
 
+def _quicker(config: TrainConfig, device: torch.device) -> str:
+    """What takes minutes where this training may take days; nothing on a GPU, or where it is small already."""
+    if device.type != "cpu" or config.network.backbone == CONV_SMALL or config.data is None:
+        return ""
+    data = shlex.quote(printable(config.data))
+    return (
+        f"`siammm cluster {data}` finds the groups in minutes, with a pretrained encoder; "
+        f"`siammm train {data} --preset laptop` trains a small network."
+    )
+
+
 def _are_large(source: Source, view_size: int) -> bool:
-    """Whether most images have several times the pixels of a view, by a look at a few."""
+    """Whether most images are photographs several times as large as a view, by a look at a few."""
     sides: list[int] = []
     for i in source.spread(_LOOKED_AT).tolist():
         with contextlib.suppress(BadImage):
             sides.append(min(source.size(i)))
-    return bool(sides) and sorted(sides)[len(sides) // 2] >= _MANY_TIMES * view_size
+    return bool(sides) and sorted(sides)[len(sides) // 2] >= max(_LEAST_SIDE, _MANY_TIMES * view_size)
 
 
 def show(training: Training, trained: Trained, output: Path, console: Console) -> None:

@@ -43,3 +43,12 @@ def printable(text: object) -> str:
 def counted(count: int, what: str) -> str:
     """A number of things: 1 image, 1,797 images."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def rough_duration(seconds: float) -> str:
+    """A duration that is not known exactly: 40 seconds, 12 minutes, 5 hours, 3.2 days."""
+    for unit, length, least in (("day", 86400.0, 2.0), ("hour", 3600.0, 2.0), ("minute", 60.0, 1.5)):
+        if seconds >= least * length:
+            n = seconds / length
+            return f"{n:.1f} {unit}s" if n < 10 and unit != "minute" else f"{n:,.0f} {unit}s"
+    return counted(max(1, round(seconds)), "second")

@@ -72,15 +72,28 @@ def npz_headers(path: Path) -> dict[str, Header]:
 
 
 def choose_array(
-    headers: Headers, key: str | None, usual: Sequence[str], likely: Sequence[str], *, flag: str, what: str, path: Path
+    headers: Headers,
+    key: str | None,
+    usual: Sequence[str],
+    likely: Sequence[str],
+    *,
+    flag: str,
+    what: str,
+    path: Path,
+    otherwise: str,
 ) -> str:
-    """The name of the array to read: the given one, else the first with a usual name, else the only likely one."""
+    """The name of the array to read: the given one, else the first with a usual name, else the only likely one.
+
+    ``otherwise`` is what to do if it holds something else.
+    """
     contents = listed(f"{name} {shape_text(shape)} {dtype.name}" for name, (shape, dtype) in headers.items())
-    contents = contents or "(it holds none)"
+    contents = contents or "nothing"
     if key is not None and key not in headers:
         raise InputError(f"{shown(path)} has no array {key!r}; give {flag} one of: {contents}.")
     if key is None:
         key = next((name for name in usual if name in headers), None)
+    if key is None and not likely:
+        raise InputError(f"{shown(path)} has no array that could be {what}, but holds {contents}; {otherwise}.")
     if key is None and len(likely) != 1:
         raise InputError(
             f"{shown(path)} has {len(likely)} arrays that could be {what}; choose one with {flag}: {contents}."

@@ -141,8 +141,8 @@ def _map_npy(path: Path) -> np.ndarray:
 
 def _choose_images(headers: Headers, image_key: str | None, path: Path) -> str:
     likely = [name for name, (shape, _) in headers.items() if len(shape) in (3, 4)]
-    what = "images (3-D or 4-D)"
-    key = choose_array(headers, image_key, IMAGE_KEYS, likely, flag="--image-key", what=what, path=path)
+    words = {"what": "images (3-D or 4-D)", "otherwise": "if these are embeddings, use siammm cluster"}
+    key = choose_array(headers, image_key, IMAGE_KEYS, likely, flag="--image-key", path=path, **words)
     shape, dtype = headers[key]
     _check_type(dtype, f"{key!r} in {shown(path)}")
     _layout(shape, f"{key!r} in {shown(path)}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ from siammm.data.array_files import npy_header, npz_headers, parquet_file
 from siammm.data.embeddings import SUFFIXES, is_vector
 from siammm.data.table_source import is_image
 
+# Files and folders among which an image is looked for, to say what a folder is that is no run.
+_MOST_LOOKED_AT = 1000
 _OF_IMAGES_ALONE = (*decode.SUFFIXES, ".tar", ".arrow", *tar_source.COMPRESSED_SUFFIXES)
 
 
@@ -30,6 +35,22 @@ def holds_images(data: str) -> bool:
         return path.name.lower().endswith(_OF_IMAGES_ALONE) if look is None else look(path)
     except (SiamMMError, OSError, ValueError):
         return False
+
+
+def is_data(path: Path) -> bool:
+    """Whether this may be what somebody wants to cluster: a table or images, or a folder with an image near its top."""
+    if path.is_file():
+        return path.suffix.lower() in SUFFIXES or path.name.lower().endswith(_OF_IMAGES_ALONE)
+    pending, n_seen = deque([path]), 0
+    while pending and n_seen < _MOST_LOOKED_AT:
+        with contextlib.suppress(OSError), os.scandir(pending.popleft()) as entries:
+            for entry in itertools.islice(entries, _MOST_LOOKED_AT - n_seen):
+                n_seen += 1
+                if entry.is_dir():
+                    pending.append(Path(entry.path))
+                elif entry.name.lower().endswith(tuple(decode.SUFFIXES)):
+                    return True
+    return False
 
 
 def _are_several(data: str) -> bool:

@@ -322,8 +322,8 @@ def _choose_arrays(
 ) -> tuple[str, str | None, str | None]:
     """The names of the arrays of embeddings, and of ids and of labels, where there are any."""
     likely = [name for name, (shape, dtype) in arrays.items() if len(shape) == 2 and dtype.kind == "f"]
-    what = "embeddings (2-D, floating point)"
-    key = choose_array(arrays, key, EMBEDDING_KEYS, likely, flag="--key", what=what, path=path)
+    words = {"what": "embeddings (2-D, floating point)", "otherwise": "if these are images, use siammm embed first"}
+    key = choose_array(arrays, key, EMBEDDING_KEYS, likely, flag="--key", path=path, **words)
     _check_matrix(*arrays[key], f"{key!r} in {path}")
     n = arrays[key][0][0]
     sides: list[str | None] = []
@@ -355,8 +355,9 @@ def _check_matrix(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> No
     if dtype.kind not in "fiu":
         raise InputError(f"{name} is an array of {dtype.name}, but embeddings are real numbers; save it as float32.")
     if len(shape) != 2:
+        hint = "; if these are images, use siammm embed first" if len(shape) in (3, 4) else ""
         raise InputError(
-            f"{name} has the shape {shape_text(shape)}, but embeddings are 2-D; reshape to samples x dimensions."
+            f"{name} has the shape {shape_text(shape)}, but embeddings are 2-D; reshape to samples x dimensions{hint}."
         )
     if shape[0] == 0:
         raise InputError(f"{name} has 0 rows; at least one embedding is needed.")

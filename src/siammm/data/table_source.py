@@ -377,7 +377,7 @@ def _image_column(schema: pa.Schema, image_key: str | None, name: str) -> str:
         )
     raise InputError(
         f"{shown(name)} has no column of images (bytes, or a struct with bytes) among {listed(schema.names)}; "
-        "embed the image files into it."
+        "put the bytes of the image files into it, or, if it holds embeddings, use siammm cluster."
     )
 
 

@@ -315,13 +315,15 @@ class Training:
         every = torch.cat([every, every[: -len(every) % self.batch_size]])
         encoder = self.network.momentum_encoder or self.network.encoder
         with _frozen_statistics(self.network):
-            for batch in self.loader.batches(never, self._split(every)):
+            batches = self._split(every)
+            for done, batch in enumerate(self.loader.batches(never, batches), 1):
                 for part in _in_parts(batch, self.config.optimisation.accumulate):
                     x_1, x_2 = self.loader.views(part, self.config.run.random_state, never)
                     with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
                         # Not by calling it: this is done once, which does not pay for compiling.
                         v_1m, v_2m = encoder.forward(x_1), encoder.forward(x_2)
                     self._store_in_bank(part.position_B, v_1m, v_2m)
+                self.listener.embedded(done, len(batches))
                 if self._any_rank(self.stop_requested()):
                     raise Interrupted(began=False)
 

@@ -22,6 +22,9 @@ class Listener(Protocol):
     def began(self, training: Training) -> None:
         """Training starts or continues."""
 
+    def embedded(self, done: int, total: int) -> None:
+        """So many batches were embedded before the first update."""
+
     def stepped(self, epoch: int, step: int, steps: int) -> None:
         """One update is done."""
 

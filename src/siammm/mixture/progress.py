@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from rich.progress import TimeElapsedColumn
-
 from siammm.core.progress import Bar
 
 
@@ -11,7 +9,7 @@ class FitProgress(Bar):
     """Shows rounds of merging and EM steps while a fit runs, if enabled."""
 
     def __init__(self, *, enabled: bool) -> None:
-        super().__init__(TimeElapsedColumn(), enabled=enabled)
+        super().__init__(enabled=enabled, elapsed=True, left=False)  # EM ends when it has converged
 
     def start_run(self, restart: int, restarts: int) -> None:
         """A start of ``n_init`` begins."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from siammm.core.progress import Progress
 from siammm.metrics.kmeans import without_zero_warnings
+from siammm.metrics.mixing import foreign_neighbours
 from siammm.report import history
 from siammm.report.json_numbers import number
 from siammm.report.schema import Cluster, Group
@@ -31,6 +32,11 @@ _NEAREST = 8
 _LARGEST_GAP = 0.5
 # An outlier is among the fifth of all images that the mixture finds least likely.
 _LEAST_OUTLIER = 0.8
+# A catch-all has more than this share of neighbours in other clusters, and a concentration lower than usual by at least
+# this on a logarithmic scale (a tenth). Fewer clusters have no usual concentration.
+_MIXED, _LEAST_SPREAD, _LEAST_CLUSTERS = 0.4, 0.1, 3
+# Images among which neighbours are looked for.
+_MOST_FOR_NEIGHBOURS = 5000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +146,7 @@ def build_clusters(run: Run, measured: Measured, rows: Rows, *, seed: int) -> li
     most = n_examples(run.n_clusters)
     random = np.random.default_rng(seed)
     merged = history.merges_of_clusters(run)
+    foreign_K, is_catch_all_K = _catch_alls(run, seed=seed)
     nearest = _nearest_clusters(run.mean_KD)
     sum_K = np.bincount(run.cluster_N, weights=measured.cosine_N, minlength=run.n_clusters)
     cohesion_K = np.clip(sum_K / np.maximum(measured.count_K, 1), -1.0, 1.0)
@@ -163,6 +170,8 @@ def build_clusters(run: Run, measured: Measured, rows: Rows, *, seed: int) -> li
                 weight=number(run.mixture.weights_[k]),
                 concentration=number(run.mixture.concentrations_[k]),
                 cohesion=number(cohesion_K[k], 4),
+                foreign=None if np.isnan(foreign_K[k]) else number(foreign_K[k], 4),
+                is_catch_all=bool(is_catch_all_K[k]),
                 label=label,
                 purity=purity,
                 label_counts=label_counts,
@@ -180,6 +189,24 @@ def build_clusters(run: Run, measured: Measured, rows: Rows, *, seed: int) -> li
             )
         )
     return clusters
+
+
+def _catch_alls(run: Run, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each cluster the share of neighbours in others, by a sample of all images, and whether it is a catch-all.
+
+    That is one whose concentration is unusually low among the clusters, and whose images have much of their
+    neighbourhood in other clusters: what was left over, rather than one kind.
+    """
+    n, k = run.n_images, run.n_clusters
+    drawn = np.sort(np.random.default_rng(seed).permutation(n)[:_MOST_FOR_NEIGHBOURS])
+    x_SD = np.asarray(run.embeddings[drawn], dtype=np.float32)
+    foreign_K = foreign_neighbours(x_SD, run.cluster_N[drawn], k)
+    if k < _LEAST_CLUSTERS:
+        return foreign_K, np.zeros(k, dtype=bool)
+    spread_K = -np.log(np.maximum(np.asarray(run.mixture.concentrations_, dtype=float), 1e-9))
+    middle = float(np.median(spread_K))
+    wide = max(_LEAST_SPREAD, 2 * 1.4826 * float(np.median(np.abs(spread_K - middle))))
+    return foreign_K, (spread_K > middle + wide) & (np.nan_to_num(foreign_K) > _MIXED)
 
 
 def build_groups(clusters: list[Cluster], names: list[str]) -> list[Group]:

@@ -6,6 +6,7 @@ Legend:  N images of the run, D dimensions, K clusters.
 from __future__ import annotations
 
 import functools
+import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -13,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from siammm.core.errors import InputError
@@ -26,7 +28,8 @@ from siammm.report import thumbnails
 from siammm.report.clusters import chunks
 from siammm.report.gather import Gathered
 from siammm.report.json_numbers import number
-from siammm.report.schema import ImagePage, Naming, Neighbour, Search
+from siammm.report.quality import look_at_all, quality
+from siammm.report.schema import ImagePage, Naming, Neighbour, Quality, Search
 from siammm.runs.run import Run
 
 Order = Literal["central", "outlying"]
@@ -42,6 +45,8 @@ _KEPT_NUMBERS = 2**29
 # Log densities that an outlier score is a rank among.
 _DENSITIES = 20_000
 _THUMBNAILS_KEPT = 4096
+# Images up to this size are sent without loss: a reader enlarges them until each pixel is seen.
+_SEEN_PIXELS = 256
 
 
 class Missing(InputError):  # noqa: N818 - an answer, not a fault
@@ -60,6 +65,8 @@ class Explorer:
             "outlying": np.lexsort((cosine_N, -run.outlier_N, run.cluster_N)),
         }
         self._folded = [name.casefold() for name in run.ids]
+        self._looking = threading.Lock()
+        self._quality: Quality | None = None
         self._computing = threading.Lock()  # networks and mixtures are not made for several threads
         self._embedding_ND = _kept(run.embeddings, run.device)
         self._density_S = self._densities()
@@ -111,8 +118,7 @@ class Explorer:
 
     def thumbnail(self, image: int) -> bytes:
         """One image, small, as WebP."""
-        if not 0 <= image < self.run.n_images:
-            raise Missing(f"There is no image {image}; they are 0 to {self.run.n_images - 1}.")
+        self._check_image(image)
         data = self._thumbnail(image)
         if data is None:
             raise Missing(f"Image {image} is not there any more, or cannot be read.")
@@ -137,6 +143,41 @@ class Explorer:
                 self._sheets[index] = thumbnails.sheet(cells, layout)
             return self._sheets[index]
 
+    def image(self, image: int) -> bytes:
+        """One image at its full size, in a format that every browser shows: JPEG, or PNG where pixels can be seen."""
+        pixels = self._pixels(image)
+        stream = io.BytesIO()
+        if max(pixels.shape[:2]) <= _SEEN_PIXELS:
+            Image.fromarray(pixels).save(stream, "PNG")
+        else:
+            Image.fromarray(pixels).save(stream, "JPEG", quality=92)
+        return stream.getvalue()
+
+    def _pixels(self, image: int) -> np.ndarray:
+        self._check_image(image)
+        source, position = self.run.images.source, int(self.run.images.position_N[image])
+        pixels = None if source is None else thumbnails.read_image(source, position)
+        if pixels is None:
+            raise Missing(f"Image {image} is not there any more, or cannot be read.")
+        return pixels
+
+    def _check_image(self, image: int) -> None:
+        if not 0 <= image < self.run.n_images:
+            raise Missing(f"There is no image {image}; they are 0 to {self.run.n_images - 1}.")
+
+    # -- image quality ------------------------------------------------------------------------------------------------
+
+    def quality(self) -> Quality:
+        """The images that somebody should look at; all images of the page are read when this is first asked for."""
+        with self._looking:
+            if self._quality is None:
+                source, image_M = self.run.images.source, self.gathered.image_M
+                if source is None:
+                    raise Missing("The images of this run are not there, so none was looked at.")
+                looks = look_at_all(source, self.run.images.position_N[image_M].tolist())
+                self._quality = quality(self.run, image_M, looks)
+            return self._quality
+
     # -- search by picture --------------------------------------------------------------------------------------------
 
     def search(self, file: bytes) -> Search:
@@ -146,15 +187,25 @@ class Explorer:
         except BadImage as error:
             raise InputError(f"The picture {error}; give another.") from error
         with self._computing:
-            embedding_1D = self._embedded(pixels)
-            mixture = self.run.mixture
-            with without_zero_warnings():
-                share = mixture.predict_proba(embedding_1D.cpu().numpy())
-                density = float(np.asarray(mixture.score_samples(embedding_1D.cpu().numpy()))[0])
-            images, cosines = self._most_similar(embedding_1D[0])
+            return self._searched(self._embedded(pixels))
+
+    def similar(self, image: int) -> Search:
+        """The same for an image of the run, without that image itself."""
+        self._check_image(image)
+        with self._computing:
+            row_1D = np.array(self.run.embeddings[image : image + 1], dtype=np.float32)
+            return self._searched(torch.from_numpy(row_1D).to(self.run.device), without=image)
+
+    def _searched(self, embedding_1D: Tensor, *, without: int | None = None) -> Search:
+        mixture = self.run.mixture
+        with without_zero_warnings():
+            share = mixture.predict_proba(embedding_1D.cpu().numpy())
+            density = float(np.asarray(mixture.score_samples(embedding_1D.cpu().numpy()))[0])
+        images, cosines = self._most_similar(embedding_1D[0], without=without)
         order = np.argsort(-share.data, kind="stable")[:_LIKELY]
         below = len(self._density_S) - int(np.searchsorted(self._density_S, density, side="right"))
         return Search(
+            id="" if without is None else self.run.ids[without],
             clusters=[(int(share.indices[i]), number(share.data[i], 4)) for i in order],
             outlier_score=number(below / max(1, len(self._density_S)), 4),
             neighbours=[self._neighbour(i, cosine) for i, cosine in zip(images, cosines, strict=True)],
@@ -167,15 +218,18 @@ class Explorer:
             return encode(self.run.network, loader, "embeddings")
 
     @torch.no_grad()
-    def _most_similar(self, embedding_D: Tensor) -> tuple[list[int], list[float]]:
-        """The images whose embeddings are nearest, and their cosines, nearest first."""
-        count = min(_NEIGHBOURS, self.run.n_images)
+    def _most_similar(self, embedding_D: Tensor, *, without: int | None = None) -> tuple[list[int], list[float]]:
+        """The images whose embeddings are nearest, and their cosines, nearest first; ``without`` one of them."""
+        count = min(_NEIGHBOURS, self.run.n_images - (without is not None))
         if self._embedding_ND is not None:
             cosine_N = self._embedding_ND @ embedding_D.to(self._embedding_ND.dtype)
         else:
             query_D = embedding_D.float().cpu().numpy()
             cosine_N = torch.from_numpy(np.concatenate([x @ query_D for _, x in chunks(self.run.embeddings)]))
-        top = torch.topk(cosine_N.float(), count)
+        cosine_N = cosine_N.float()
+        if without is not None:
+            cosine_N[without] = -torch.inf
+        top = torch.topk(cosine_N, count)
         return top.indices.tolist(), top.values.tolist()
 
     def _densities(self) -> np.ndarray:

@@ -10,6 +10,7 @@ Legend:  K clusters, D dimensions, M rows of the page's table.
 from __future__ import annotations
 
 import datetime
+import functools
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ import numpy as np
 import siammm
 from siammm.core.progress import Progress, silent
 from siammm.core.text import counted
-from siammm.report import assessments, clusters, comparison, history, projection, thumbnails, tree
+from siammm.metrics.image_quality import Look, look
+from siammm.report import assessments, clusters, comparison, history, projection, quality, thumbnails, tree
 from siammm.report.clusters import Measured, Rows
 from siammm.report.json_numbers import number, numbers
 from siammm.report.projection import MapMethod
@@ -116,7 +118,9 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
         )
     tell("drawing the map", 0, 0)
     place_M2, share, method = projection.project(run.embeddings, image_M, settings.map, seed=seed)
-    layout, sheets, number_M, entry = _make_thumbnails(run, image_M, settings, notes, tell)
+    looks: list[Look | None] = [None] * len(image_M)
+    layout, sheets, number_M, entry = _make_thumbnails(run, image_M, settings, notes, looks, tell)
+    seen = None if settings.live or run.images.source is None else quality.quality(run, image_M, looks)
     n_aside = run.n_set_aside
     if n_aside:
         notes.append(f"{n_aside:,} images could not be read when the run was made, and are not in it.")
@@ -143,11 +147,13 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
             x=numbers(place_M2[:, 0]),
             y=numbers(place_M2[:, 1]),
             thumbnail=number_M,
+            position=image_M.tolist() if settings.live else [],
         ),
         thumbnails=entry,
         tree=joined,
         figures=figures,
         suspects=suspects,
+        quality=seen,
         comparison=beside,
         live=settings.live,
         notes=notes,
@@ -173,9 +179,21 @@ def _note_doubt(run: Run, notes: list[str]) -> None:
 
 
 def _make_thumbnails(
-    run: Run, image_M: np.ndarray, settings: GatherSettings, notes: list[str], tell: Progress
+    run: Run,
+    image_M: np.ndarray,
+    settings: GatherSettings,
+    notes: list[str],
+    looks: list[Look | None],
+    tell: Progress,
 ) -> tuple[Layout, list[bytes], list[int], Thumbnails]:
-    """The layout of the thumbnails, the sheets, the number of each row's thumbnail, and what the page says of them."""
+    """The layout of the thumbnails, the sheets, the number of each row's thumbnail, and what the page says of them.
+
+    An image that is read for its thumbnail is looked at too, because decoding takes the most time.
+    """
+
+    def look_at(row: int, image: np.ndarray) -> None:
+        looks[row] = look(image)
+
     position_M = run.images.position_N[image_M]
     there_M = position_M >= 0
     layout = thumbnails.layout(run.images.source, int(there_M.sum()), settings.thumbnail_size)
@@ -186,9 +204,8 @@ def _make_thumbnails(
         number_M = np.where(there_M, np.cumsum(there_M) - 1, -1).tolist()
         urls += [f"{settings.sheets_beside}/{i}" for i in range(-(-int(there_M.sum()) // layout.per_sheet))]
     elif run.images.source is not None:
-        sheets, number_M = thumbnails.make_sheets(
-            run.images.source, position_M.tolist(), layout, lambda done, total: tell("making thumbnails", done, total)
-        )
+        told = functools.partial(tell, "making thumbnails")
+        sheets, number_M = thumbnails.make_sheets(run.images.source, position_M.tolist(), layout, told, look_at)
         n_bad = number_M.count(-1)
         if n_bad:
             notes.append(f"{n_bad:,} of the {len(image_M):,} images on this page can no longer be read.")

@@ -22,8 +22,8 @@ from siammm.report.schema import Contents
 
 _TEMPLATE, _STYLE = "report.html", "report.css"
 # One script, written in parts; the last one starts the page.
-_SCRIPTS = ["base", "thumbnails", "charts", "points", "grid", "groups", "overview", "clusters", "classes"]
-_SCRIPTS += ["tree", "suspects", "comparison", "search", "report"]
+_SCRIPTS = ["base", "csv", "thumbnails", "viewer", "charts", "points", "grid", "groups", "overview", "clusters"]
+_SCRIPTS += ["classes", "tree", "quality", "suspects", "comparison", "search", "report"]
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 

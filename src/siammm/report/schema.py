@@ -49,6 +49,8 @@ class Cluster(TypedDict):
     weight: float
     concentration: float
     cohesion: float  # mean cosine of its images with its mean direction
+    foreign: float | None  # the share of its images' nearest neighbours that are in other clusters; None if not known
+    is_catch_all: bool  # whether it holds what fits nowhere else: spread widely, and mixed with others
     label: int  # the label that most of its images have
     purity: float | None  # the share of its labelled images that have it
     label_counts: list[tuple[int, int]]  # labels and how many of its images have each, most frequent first
@@ -81,6 +83,7 @@ class Images(TypedDict):
     x: list[float]  # place on the map, 0 to 1
     y: list[float]
     thumbnail: list[int]  # number of its thumbnail, counted through all sheets; -1 where it could not be made
+    position: list[int]  # its place in the run, for ``image/<position>``; empty unless the page is served
 
 
 class Sheet(TypedDict):
@@ -132,6 +135,31 @@ class Figure(TypedDict):
     value: float
     deviation: float | None
     note: str
+
+
+class DuplicateSet(TypedDict):
+    """Images that are nearly the same, by their embeddings and by what they look like when small; the largest first."""
+
+    images: list[int]
+    similarities: list[float]  # cosine with the first
+    sizes: list[tuple[int, int]]  # width and height
+
+
+class OddImages(TypedDict):
+    """Images that are odd in one way, the oddest first."""
+
+    kind: Literal["blurred", "dark", "bright", "plain", "shape", "size"]
+    images: list[int]
+    values: list[float]  # what was measured
+    sizes: list[tuple[int, int]]
+
+
+class Quality(TypedDict):
+    """Images that somebody should look at, among those of the page."""
+
+    n_images: int  # that were looked at
+    duplicates: list[DuplicateSet]
+    odd: list[OddImages]
 
 
 class Suspect(TypedDict):
@@ -187,12 +215,14 @@ class Contents(TypedDict):
     tree: Tree | None
     figures: list[Figure]
     suspects: list[Suspect] | None  # None where labels were not audited
+    quality: Quality | None  # None where there are no images, and where the page is served, which asks for it
     comparison: Comparison | None
     live: bool  # whether ``siammm explore`` serves the page, so that more can be asked of it
     notes: list[str]  # what a reader should know: unreadable images, missing figures and the command for them
 
 
 # What ``siammm explore`` answers, beside the page itself; all paths are relative to it. Errors are {"error": sentence}.
+# ``GET quality`` answers with a ``Quality``.
 
 
 class Neighbour(TypedDict):
@@ -206,8 +236,13 @@ class Neighbour(TypedDict):
 
 
 class Search(TypedDict):
-    """``POST search``, with a picture file as its body and the page's token as X-Siammm-Token."""
+    """``POST search``, with a picture file as its body and the page's token as X-Siammm-Token.
 
+    ``GET similar/<position>``: the same for an image of the run, which is not among its own neighbours.
+    ``GET image/<position>``: that image itself, at its full size.
+    """
+
+    id: str  # the name of the image of the run; empty for a picture that was sent
     clusters: list[tuple[int, float]]  # likely clusters and their probabilities, most likely first
     outlier_score: float
     neighbours: list[Neighbour]

@@ -190,6 +190,13 @@ class _Handler(BaseHTTPRequestHandler):
                 return MEDIA_TYPE, explorer.sheet(_whole(index))
             case ["thumbnail", position]:
                 return MEDIA_TYPE, explorer.thumbnail(_whole(position))
+            case ["image", position]:
+                data = explorer.image(_whole(position))
+                return "image/png" if data.startswith(b"\x89PNG") else "image/jpeg", data
+            case ["similar", position]:
+                return _JSON, _encoded(explorer.similar(_whole(position)))
+            case ["quality"]:
+                return _JSON, _encoded(explorer.quality())
             case ["cluster", index]:
                 order = _one(given, "order", "central")
                 if order not in ("central", "outlying"):

@@ -106,14 +106,20 @@ def thumbnail(image: np.ndarray, layout: Layout) -> Image.Image:
     return cell
 
 
-def read_thumbnail(source: Source, position: int, layout: Layout) -> Image.Image | None:
-    """The thumbnail of an image of a source; None where it cannot be read."""
+def read_image(source: Source, position: int) -> np.ndarray | None:
+    """An image of a source; None where it cannot be read."""
     if position < 0:
         return None
     try:
-        return thumbnail(source.image(position), layout)
+        return source.image(position)
     except (BadImage, IndexError):
         return None
+
+
+def read_thumbnail(source: Source, position: int, layout: Layout) -> Image.Image | None:
+    """The thumbnail of an image of a source; None where it cannot be read."""
+    image = read_image(source, position)
+    return None if image is None else thumbnail(image, layout)
 
 
 def encoded(picture: Image.Image, layout: Layout) -> bytes:
@@ -141,17 +147,32 @@ def sheet(cells: Sequence[Image.Image | None], layout: Layout) -> bytes:
 
 
 def make_sheets(
-    source: Source, positions: Sequence[int], layout: Layout, progress: Callable[[int, int], None]
+    source: Source,
+    positions: Sequence[int],
+    layout: Layout,
+    progress: Callable[[int, int], None],
+    on_image: Callable[[int, np.ndarray], None] = lambda at, image: None,
 ) -> tuple[list[bytes], list[int]]:
-    """The sheets, and the number of each image's thumbnail; -1 for an image that cannot be read."""
+    """The sheets, and the number of each image's thumbnail; -1 for an image that cannot be read.
+
+    ``on_image`` is called in threads with each image that could be read, and its place among ``positions``.
+    """
+
+    def read(at: int) -> Image.Image | None:
+        image = read_image(source, int(positions[at]))
+        if image is None:
+            return None
+        on_image(at, image)
+        return thumbnail(image, layout)
+
     number_M, n_made, step = [-1] * len(positions), 0, 256
     data: list[bytes] = []
     waiting: list[Image.Image] = []
     # Pillow lets go of the interpreter while it decodes, so threads are enough.
     with ThreadPoolExecutor(default_threads(), thread_name_prefix="siammm-thumbnail") as pool:
         for start in range(0, len(positions), step):
-            part = positions[start : start + step]
-            for at, cell in enumerate(pool.map(lambda i: read_thumbnail(source, int(i), layout), part), start):
+            part = range(start, min(start + step, len(positions)))
+            for at, cell in zip(part, pool.map(read, part), strict=True):
                 if cell is None:
                     continue
                 number_M[at] = n_made

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from siammm.core.errors import InputError, SiamMMError, StoredFileError
 from siammm.core.progress import Progress, silent
 from siammm.core.text import one_line, printable, shown
+from siammm.data.contents import is_data
 from siammm.data.inventory import Inventory
 from siammm.data.loader import Loader
 from siammm.data.subset import SourceSubset
@@ -66,14 +67,17 @@ class Run:
         run = cls(given, device=device, progress=progress)
         if not run.path.is_dir():
             what = "is a file" if run.path.exists() else "does not exist"
-            raise InputError(f"{run.given} {what}, but a run is a folder; give one that siammm train wrote.")
+            how = "give one that siammm train or siammm cluster wrote"
+            hint = _how_to_cluster(run.path) if run.path.is_file() and is_data(run.path) else ""
+            raise InputError(f"{run.given} {what}, but a run is a folder; {how}{hint}.")
         if run.is_finished or run.clustering is not None:
             return run
         if run._has_own_config:
             command = f"siammm train --resume {shlex.quote(str(given))}"
             raise InputError(f"The run {run.given} has not finished; continue with: {command}.")
         reason = f"is a folder, but no run: it has no {files.ENCODER}, and no {files.SUMMARY} of siammm cluster"
-        raise InputError(f"{run.given} {reason}; give one that siammm train or siammm cluster wrote.")
+        hint = _how_to_cluster(run.path) if is_data(run.path) else ""
+        raise InputError(f"{run.given} {reason}; give one that siammm train or siammm cluster wrote{hint}.")
 
     @classmethod
     def unfinished(cls, given: str | Path) -> Self:
@@ -671,6 +675,11 @@ def named_labels(values: Sequence[Any]) -> tuple[np.ndarray, list[str] | None]:
     rank[order] = np.arange(len(order))
     rank[-1] = -1  # that of no label, whose code is -1
     return rank[codes_N], [printable(classes[c]) for c in order]
+
+
+def _how_to_cluster(path: Path) -> str:
+    """How a run is made of images or a table that were given in its place."""
+    return f", or make one with: siammm cluster {shlex.quote(printable(path))}"
 
 
 def _natural(label: Any) -> tuple[int, float, str]:

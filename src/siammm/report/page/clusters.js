@@ -70,9 +70,11 @@ function clusterCard(index, width) {
   const purity = shown && span("card-purity", percent(cluster.purity));
   const size = plural(cluster.size, "image");
   const where = hasGroups ? `, ${visible(groupName(cluster.group))}` : "";
-  const facts = span("card-facts", `${size} \u00b7 \u03ba\u00a0${figure(cluster.concentration)}`);
+  const mixed = cluster.is_catch_all && span("badge mixed", "catch-all");
+  const facts = span("card-facts", `${size} \u00b7 \u03ba\u00a0${figure(cluster.concentration)}`, mixed);
+  const odd = cluster.is_catch_all ? ", a catch-all" : "";
   const bar = hasLabels && cluster.label_counts.length > 0 && labelBar(cluster);
-  const attributes = { "data-focus": true, "aria-label": `${clusterTitle(index)}, ${size}${where}` };
+  const attributes = { "data-focus": true, "aria-label": `${clusterTitle(index)}, ${size}${where}${odd}` };
   const parts = [heroMosaic(cluster.central, width), cardLine(index, purity), facts, bar];
   return clusterLink("card", index, attributes, ...parts);
 }
@@ -165,7 +167,7 @@ function morePages(index) {
     try {
       const page = await ask(`cluster/${index}?offset=${offset}&limit=60&order=${order}`);
       if (mine !== turn) return;
-      for (const item of page.images) holder.append(remoteThumb(item));
+      holder.add(page.images);
       offset += page.images.length;
       status.textContent = `${count(offset)} of ${count(page.total)}`;
       more.hidden = offset >= page.total || !page.images.length;
@@ -179,7 +181,7 @@ function morePages(index) {
   const options = [["central", "Most central first"], ["outlying", "Most outlying first"]];
   const orders = choice("Order", options, order, (key) => {
     [order, offset] = [key, 0];
-    holder.replaceChildren();
+    holder.clear();
     load();
   });
   return el("section.strip", el("div.panel-head", el("h3", "All images"), orders), holder, status, more);
@@ -224,14 +226,19 @@ function detailSide(index) {
   if (hasGroups) facts.unshift(fact("Group", groupLink(cluster.group)));
   else if (givenName(index)) facts.unshift(fact("Cluster", index));
   facts.push(fact("Concentration", figure(cluster.concentration)), fact("Cohesion", figure(cluster.cohesion)));
+  if (cluster.foreign !== null) facts.push(fact("Neighbours elsewhere", percent(cluster.foreign)));
   if (hasLabels && cluster.purity !== null) facts.push(fact("Purity", percent(cluster.purity)));
   const part = (heading, aside, ...children) =>
     el("section", el("h3", heading, aside && span("note", aside)), ...children);
+  const spread = `Its concentration is ${figure(cluster.concentration)}, unusually low, and `;
+  const mixed = `${percent(cluster.foreign)} of the nearest neighbours of its images are in other clusters. `;
+  const catchAll = "It holds images that fit no other cluster, rather than images of one kind.";
   const link = el("a.more", { href: address("classes", { view: "cluster", of: index }) }, "See its images by label");
   const renamed = () => document.getElementById("detail-title").replaceWith(detailTitle(index));
   return el(
     "div.detail-side",
     live && !hasGroups && nameForm(cluster.group, renamed),
+    cluster.is_catch_all && el("p.catch-all", el("strong", "A catch-all. "), spread, mixed, catchAll),
     el("dl.facts", ...facts),
     hasLabels && cluster.label_counts.length > 0 && part("Labels", null, labelTable(cluster), link),
     cluster.nearest.length > 0 && part("Nearest clusters", "cosine", nearestList(cluster)),

@@ -151,11 +151,25 @@ function roving(group, selector = "button") {
   return group;
 }
 
-/** Thumbnails that show their facts, and do what `open` says when chosen. */
+/** Rows of thumbnails, the first now and others when they are asked for. */
+function moreThumbnails(rows, label, step = 60) {
+  const holder = el("div.more-thumbnails");
+  let n = Math.min(step, rows.length);
+  const fill = () => {
+    const grow = () => fill((n = Math.min(rows.length, n + 4 * step)));
+    const more = button(`Show more of ${count(rows.length)}`, grow, { class: "tool" });
+    const open = (row) => viewer.open(rows.map(pageImage), rows.indexOf(row));
+    holder.replaceChildren(thumbnailRow(rows.slice(0, n), label, open, "large"), ...(n < rows.length ? [more] : []));
+  };
+  fill();
+  return holder;
+}
+
+/** Thumbnails that show their facts, and do what `open` says when chosen: by default, show the image large. */
 function thumbnailRow(rows, label, open, className = "") {
   const items = rows.map((row) => {
     const attributes = { class: "thumb", "data-image": row, "aria-label": imageWords(row) };
-    return button(thumbnailCanvas(row), () => open?.(row), attributes);
+    return button(thumbnailCanvas(row), () => (open ?? viewRow(rows))(row), attributes);
   });
   return roving(el(`div.thumbnails ${className}`, { role: "group", "aria-label": label }, ...items));
 }

@@ -47,8 +47,10 @@ function mapPanel() {
       "plus and minus change the scale.",
     onHover: (i, box) => (i < 0 ? hideTip() : showTip(known[i], box)),
     onOpen: (i) => openCluster(images.cluster[known[i]]),
+    onSelect: (points) => selection.show(points.map((i) => known[i])),
     describe: (i) => imageWords(known[i]),
   });
+  const selection = selectionPanel(() => plot.select([]));
   const legend = roving(el("div.chips", { role: "group" }));
   const chip = (i) => {
     const press = () => {
@@ -78,8 +80,16 @@ function mapPanel() {
     plot.draw();
   };
   const tool = (text, action, label) => button(text, action, { class: "tool", "aria-label": label });
+  const chooses = { class: "tool", "aria-pressed": "false", title: "Draw a line around images to select them" };
+  const choose = button("Select", () => {
+    plot.setLasso(!plot.lasso);
+    choose.setAttribute("aria-pressed", String(plot.lasso));
+    if (plot.lasso) announce("Draw a line around images to select them, or press Enter on an image.");
+    else plot.select([]);
+  }, chooses);
   const tools = el(
     "div.map-tools",
+    choose,
     tool("+", () => plot.zoomAt(1.6), "Enlarge the map"),
     tool("\u2212", () => plot.zoomAt(1 / 1.6), "Make the map smaller"),
     tool("Fit", () => plot.reset(), "Show the whole map"),
@@ -91,7 +101,31 @@ function mapPanel() {
   const options = [hasGroups && ["group", "Group"], ["cluster", "Cluster"], hasLabels && ["label", "Label"]];
   const given = options.filter(Boolean);
   const top = el("div.panel-head", el("h2", "Map"), given.length > 1 && choice("Colour by", given, by, colourBy));
-  return el("section.panel.wide", top, note(how, part), el("div.map", plot.canvas, tools), legend);
+  return el("section.panel.wide", top, note(how, part), el("div.map", plot.canvas, tools), legend, selection.element);
+}
+
+/** The images that were chosen on the map: how many, what they look like, and a table to take away. */
+function selectionPanel(clear) {
+  let rows = [];
+  const total = el("h3", { role: "status" });
+  const name = el("input", { type: "text", maxlength: 80, autocomplete: "off", dir: "auto" });
+  const save = () => {
+    const lines = rows.map((row) => [name.value.trim(), ...imageCells(row)]);
+    download(csvText([["selection", ...IMAGE_COLUMNS], ...lines]), `${fileName(name.value) || "selection"}.csv`);
+  };
+  const tools = [button("Download CSV", save, { class: "primary" }), button("Clear", clear, { class: "tool" })];
+  const controls = el("div.controls", field("Name", name, "grow"), ...tools);
+  const shown = el("div");
+  const element = el("section.selection", { hidden: true }, total, controls, shown);
+  return {
+    element,
+    show(chosen) {
+      rows = chosen;
+      element.hidden = !rows.length;
+      total.textContent = rows.length ? `${plural(rows.length, "image")} selected` : "";
+      shown.replaceChildren(...(rows.length ? [moreThumbnails(rows, "Selected images")] : []));
+    },
+  };
 }
 
 /** Size against concentration, one dot per cluster. */

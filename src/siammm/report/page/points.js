@@ -24,10 +24,11 @@ class PointPlot {
   /**
    * xs, ys: positions from 0 to 1, y upwards. colour(i): [r, g, b]; dim(i): whether to show it faintly. radius: pixels.
    * onHover(i or -1, box), onOpen(i), describe(i): words. padding: [left, right, top, bottom] pixels. zooms: whether it
-   * can be enlarged.
+   * can be enlarged. onSelect(points): what was chosen with the lasso, while `lasso` is on.
    */
   constructor({ label, ...options }) {
     Object.assign(this, { dim: null, zooms: true, zoom: 1, centre: [0.5, 0.5], current: -1, ...options });
+    Object.assign(this, { lasso: false, path: [], selected: new Set() });
     const role = { role: "application", "aria-roledescription": "map of points" };
     this.canvas = el("canvas.points", { tabindex: "0", ...role, "aria-label": label });
     this.index();
@@ -83,9 +84,10 @@ class PointPlot {
     const reach = Math.ceil(radius + 0.5);
     const edge = (radius + 0.5) ** 2;
     const { sx, sy, ox, oy } = this.frame();
-    for (const faint of this.dim ? [true, false] : [false]) {
+    const dim = this.selected.size ? (i) => !this.selected.has(i) : this.dim;
+    for (const faint of dim ? [true, false] : [false]) {
       for (let i = 0; i < this.xs.length; i++) {
-        if (this.dim && this.dim(i) !== faint) continue;
+        if (dim && dim(i) !== faint) continue;
         const px = (ox + (this.xs[i] - this.centre[0]) * sx) * ratio;
         const py = (oy - (this.ys[i] - this.centre[1]) * sy) * ratio;
         if (px < -reach || py < -reach || px > w + reach || py > h + reach) continue;
@@ -111,6 +113,14 @@ class PointPlot {
       }
     }
     context.putImageData(this.pixels, 0, 0);
+    if (this.path.length > 1) {
+      context.lineWidth = 1.5 * ratio;
+      context.strokeStyle = cssColour("--accent");
+      context.beginPath();
+      for (const [x, y] of this.path) context.lineTo(x * ratio, y * ratio);
+      context.closePath();
+      context.stroke();
+    }
     if (this.current >= 0) {
       const [x, y] = this.toPixel(this.current);
       context.lineWidth = 2 * ratio;
@@ -142,6 +152,38 @@ class PointPlot {
       }
     }
     return best;
+  }
+
+  /** With the lasso on, a drag chooses what it goes around, and a click or Enter adds a point or takes it out. */
+  setLasso(on) {
+    Object.assign(this, { lasso: on, path: [] });
+    this.canvas.classList.toggle("lasso", on);
+    this.draw();
+  }
+
+  select(points) {
+    this.selected = new Set(points);
+    this.onSelect([...this.selected]);
+    this.draw();
+  }
+
+  toggle(i) {
+    const others = [...this.selected].filter((other) => other !== i);
+    this.select(others.length < this.selected.size ? others : [...others, i]);
+  }
+
+  /** The points within the path that was drawn, but for those that are shown faintly. */
+  enclosed() {
+    const corners = this.path.map(([x, y]) => this.fromPixel(x, y));
+    const inside = (x, y) => {
+      let within = false;
+      corners.forEach(([ax, ay], n) => {
+        const [bx, by] = corners[(n + 1) % corners.length];
+        if (ay > y !== by > y && x < ax + ((bx - ax) * (y - ay)) / (by - ay)) within = !within;
+      });
+      return within;
+    };
+    return range(this.xs.length).filter((i) => !this.dim?.(i) && inside(this.xs[i], this.ys[i]));
   }
 
   pick(i, spoken = false) {
@@ -208,6 +250,7 @@ class PointPlot {
       canvas.setPointerCapture(event.pointerId);
       fingers.set(event.pointerId, at(event));
       [moved, spread] = [0, 0];
+      this.path = this.lasso && fingers.size === 1 ? [at(event)] : [];
     });
     canvas.addEventListener("pointermove", (event) => {
       const [x, y] = at(event);
@@ -215,6 +258,11 @@ class PointPlot {
       const [px, py] = fingers.get(event.pointerId);
       fingers.set(event.pointerId, [x, y]);
       moved += Math.abs(x - px) + Math.abs(y - py);
+      if (this.path.length && fingers.size === 1) {
+        this.pick(-1);
+        this.path.push([x, y]);
+        return this.draw();
+      }
       if (!this.zooms) return;
       if (fingers.size === 2) {
         const [[ax, ay], [bx, by]] = [...fingers.values()];
@@ -228,9 +276,15 @@ class PointPlot {
       }
     });
     const lift = (event) => {
-      if (!fingers.delete(event.pointerId) || event.type !== "pointerup" || moved > 6) return;
+      if (!fingers.delete(event.pointerId)) return;
+      const drawn = this.path.length > 2 && moved > 6 && event.type === "pointerup" ? this.enclosed() : null;
+      this.path = [];
+      if (drawn) return this.select(event.shiftKey ? [...this.selected, ...drawn] : drawn);
+      this.draw();
+      if (event.type !== "pointerup" || moved > 6) return;
       const i = this.nearest(...at(event), event.pointerType === "touch" ? 26 : 14);
       // A finger cannot hover: its first tap shows the point, the next one opens it.
+      if (this.lasso) return i >= 0 && this.toggle(i);
       if (event.pointerType === "touch" && i !== this.touched) {
         this.touched = i;
         this.pick(i);
@@ -252,6 +306,7 @@ class PointPlot {
     }
     canvas.addEventListener("keydown", (event) => {
       if (ARROWS[event.key]) this.step(...ARROWS[event.key]);
+      else if (event.key === "Enter" && this.lasso && this.current >= 0) this.toggle(this.current);
       else if (event.key === "Enter" && this.current >= 0) this.onOpen(this.current);
       else if (event.key === "Escape" && this.current >= 0) this.pick(-1);
       else if (this.zooms && (event.key === "+" || event.key === "=")) this.zoomAt(1.5);

@@ -40,19 +40,32 @@ function nameForm(group, after) {
   return el("form.naming", { on: { submit: save } }, field("Name", box, "grow"), keep, status);
 }
 
-/** An image that the page may not hold, by its position in the data set. */
-function remoteThumb(item) {
+/** An image that the page may not hold, by its position in the data set; `view` shows it large. */
+function remoteThumb(item, view) {
   const label = hasLabels && item.label >= 0 ? `, ${labelName(item.label)}` : "";
   const spoken = visible(`${item.id}${label}, cluster ${item.cluster}, similarity ${figure(item.similarity)}`);
   const { width, height } = thumbs;
   const on = { error: () => picture.classList.add("missing") };
   const source = { src: `thumbnail/${Number(item.position)}`, alt: "", loading: "lazy", decoding: "async" };
   const picture = el(`img.thumbnail ${PIXELATED ? "pixelated" : ""}`, { ...source, width, height, on });
-  return button(picture, () => openCluster(item.cluster), { class: "thumb", "aria-label": spoken, title: spoken });
+  return button(picture, () => view(item), { class: "thumb", "aria-label": spoken, title: spoken });
 }
 
+/** Images from the server; more can be added. */
 function remoteGrid(items, label) {
-  return roving(el("div.thumbnails.large", { role: "group", "aria-label": label }, ...items.map(remoteThumb)));
+  const shown = [];
+  const view = (item) => viewer.open(shown.map(serverImage), shown.indexOf(item));
+  const grid = el("div.thumbnails.large", { role: "group", "aria-label": label });
+  grid.add = (more) => {
+    shown.push(...more);
+    grid.append(...more.map((item) => remoteThumb(item, view)));
+  };
+  grid.clear = () => {
+    shown.length = 0;
+    grid.replaceChildren();
+  };
+  grid.add(items);
+  return roving(grid);
 }
 
 function likelyCluster([index, probability]) {
@@ -62,7 +75,7 @@ function likelyCluster([index, probability]) {
 }
 
 /** What the run says of a picture that was searched for. */
-function searchResult(found, picture, url) {
+function searchResult(found, name, url) {
   const own = el("img.query", { src: url, alt: "The picture that was searched for" });
   const pixelated = () => own.classList.toggle("pixelated", Math.max(own.naturalWidth, own.naturalHeight) <= 40);
   own.addEventListener("load", pixelated);
@@ -73,7 +86,7 @@ function searchResult(found, picture, url) {
   const likely = [el("h2", "Likely clusters"), el("ul.likelies", ...found.clusters.slice(0, 5).map(likelyCluster))];
   const alike = [el("h2", "Most similar images"), remoteGrid(found.neighbours, "Most similar images")];
   return [
-    el("div.query-side", own, named(picture.name ?? "", "suspect-name"), el("dl.facts", ...facts)),
+    el("div.query-side", own, named(name, "suspect-name"), el("dl.facts", ...facts)),
     el("div.query-main", ...likely, ...alike),
   ];
 }
@@ -90,22 +103,27 @@ if (live) {
       const [result, names] = [el("div.search-result"), el("div.found")];
       const clear = () => [status, total, result, names].forEach((element) => element.replaceChildren());
       let [url, looks, turn] = [null, 0, 0]; // of several questions only the answer to the last is shown
-      const look = async (picture) => {
+      const search = async (name, question, address) => {
         const mine = ++looks;
         clear();
         status.textContent = "Searching \u2026";
         try {
-          const found = await send("search", "application/octet-stream", picture);
+          const found = await question();
           if (mine !== looks) return;
-          if (url) URL.revokeObjectURL(url);
-          url = URL.createObjectURL(picture);
           status.textContent = "";
-          result.append(...searchResult(found, picture, url));
+          result.append(...searchResult(found, name || found.id, address()));
           announce(`Most likely cluster ${found.clusters[0]?.[0]}`);
         } catch (error) {
           if (mine === looks) status.textContent = error.message;
         }
       };
+      const look = (picture) =>
+        search(picture.name ?? "", () => send("search", "application/octet-stream", picture), () => {
+          if (url) URL.revokeObjectURL(url);
+          return (url = URL.createObjectURL(picture));
+        });
+      const similar = (position) =>
+        search("", () => ask(`similar/${position}`), () => `image/${position}`);
       file.addEventListener("change", () => file.files[0] && look(file.files[0]));
       Object.assign(this, { look, zone });
       const query = searchBox("Part of a file name", 150, async () => {
@@ -127,6 +145,13 @@ if (live) {
       const controls = el("div.controls", field("File name", query, "grow"));
       const byName = el("section", el("h2", "By name"), controls, total);
       root.append(head("Search"), el("div.search-top", byPicture, byName), result, names);
+      let asked = null;
+      return (params) => {
+        const image = params.get("image");
+        if (image === asked) return;
+        asked = image;
+        if (/^\d+$/.test(image ?? "")) similar(Number(image));
+      };
     },
   });
   // A picture may be dropped anywhere, even before the section was shown: else the browser would leave the page.

@@ -1,13 +1,6 @@
 "use strict";
 // Suspect labels: look at each, choose those that are wrong, take the choice away as CSV.
 
-/** A field of a CSV file. Text that a spreadsheet would take for a formula gets an apostrophe in front. */
-function csvField(value) {
-  let text = String(value);
-  if (typeof value === "string" && /^[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]/.test(text)) text = `'${text}`;
-  return /[",\r\n]/.test(text) || /^\s|\s$/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-}
-
 function suspectsCsv(list) {
   const witnesses = [...new Set(contents.suspects.flatMap((suspect) => suspect.evidence.map(([name]) => name)))];
   const lines = [["rank", "image", "given_label", "proposed_label", "score", "cluster", ...witnesses]];
@@ -15,18 +8,7 @@ function suspectsCsv(list) {
     const said = witnesses.map((name) => new Map(evidence).get(name) ?? "");
     lines.push([rank, images.id[image], labelName(given), labelName(proposed), score, images.cluster[image], ...said]);
   }
-  const text = lines.map((line) => line.map(csvField).join(",")).join("\r\n") + "\r\n";
-  // Excel needs a byte order mark to read UTF-8; plain ASCII needs none, and other readers are better off without.
-  return /^[\x00-\x7f]*$/.test(text) ? text : `\ufeff${text}`;
-}
-
-function download(text, name) {
-  const url = URL.createObjectURL(new Blob([text], { type: "text/csv;charset=utf-8" }));
-  const link = el("a", { href: url, download: name });
-  document.body.append(link);
-  link.click();
-  link.remove();
-  setTimeout(() => URL.revokeObjectURL(url), 10000);
+  return csvText(lines);
 }
 
 // Where there are no labels, there is nothing to say about them.
