@@ -4,7 +4,7 @@
     siammm embed lite --data FOLDER/SET.npz --image-size 128 --output SET-lite.npz
 
 PACKS is the folder with the packed sets and their ``unpack.py``. Fashion-MNIST and MNIST are read as the files of their
-test images (``t10k-images-idx3-ubyte``, also gzipped, with the labels beside it), letters from a folder of TrueType fonts.
+test images (``t10k-images-idx3-ubyte``, also gzipped, with the labels beside it), letters from a folder of fonts.
 
 Classes of Tiny-ImageNet with an even number are for development and those with an odd number for judging, from
 different images; ``letters`` is for judging too (see ``DEVELOP`` in number_of_groups.py).
@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_digits
 
-PER_CLASS = 100
+PER_CLASS = 50
 LETTERS = "ABCDEFGHIJKLMNOPRSTUVXYZ"
 LETTER_SIZE = 64
 
@@ -41,7 +41,7 @@ def main() -> None:
         print(f"{name}: {len(images):,} images of {len(np.unique(labels))} classes", flush=True)
 
     unpack = unpacker(options.packs)
-    for name, count in (("cifar10", 300), ("cifar100", PER_CLASS)):
+    for name, count in (("cifar10", 200), ("cifar100", PER_CLASS)):
         pack = unpack.read_pack(options.packs / f"{name}_train.npz")
         save(name, *first(pack["images"], pack["labels"], count))
     for name, part, parity in (("tinydev", "a", 0), ("tinyimagenet", "b", 1)):
@@ -49,12 +49,12 @@ def main() -> None:
         own = pack["labels"] % 2 == parity
         save(name, *first(pack["images"][own], pack["labels"][own], PER_CLASS))
     pixels, target = load_digits(return_X_y=True)
-    save("digits", coloured(pixels.reshape(-1, 8, 8) * (255 / 16)), target)
+    save("digits", coloured(np.asarray(pixels).reshape(-1, 8, 8) * (255 / 16)), np.asarray(target))
     for name, path in (("fashion", options.fashion), ("mnist", options.mnist)):
         if path:
             images = idx(path, 16).reshape(-1, 28, 28)
             labels = idx(path.with_name(path.name.replace("images-idx3", "labels-idx1")), 8).astype(np.int64)
-            save(name, *first(coloured(images), labels, 300))
+            save(name, *first(coloured(images), labels, 200))
     if options.fonts:
         save("letters", *letters(options.fonts))
 

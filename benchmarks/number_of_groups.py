@@ -3,7 +3,8 @@
     python benchmarks/number_of_groups.py run EMBEDDINGS.npz ... --cells FOLDER [--classes 3 10] [--rules ...]
     python benchmarks/number_of_groups.py table --cells FOLDER
 
-An EMBEDDINGS file holds ``embeddings`` (N, D) and ``labels`` (N,); its name says which set and which encoder. ``run``
+An EMBEDDINGS file holds ``embeddings`` (N, D) and ``labels`` (N,); its name says which set and which encoder
+(``group_sets.py`` makes the sets). ``run``
 takes all classes and random subsets of so many classes, at most ``--rows`` samples of each, and writes one file of JSON
 lines per set, a line for each rule; what is there is not run again. ``table`` gathers what is there.
 
@@ -25,7 +26,7 @@ import group_rules
 import record
 from siammm.metrics import clustering_scores
 
-DEVELOP = ("cifar10", "cifar100", "digits", "mnist", "fashion")
+DEVELOP = ("cifar10", "cifar100", "digits", "mnist", "fashion", "tinydev")
 
 
 def main() -> None:

@@ -48,8 +48,8 @@ MOST_ROWS = 3000
 # Single classes of images have ratios of .69 to .96 under encoders that were not trained on their clusters; sets of two
 # and more classes have .19 to .6.
 LARGEST_RATIO = 0.65
-# Below this, the communities say the number. Pixels of digits have .17, and an encoder that was trained on them .12: there
-# the elbow sees ways of writing a digit (22 and 14 for ten). Sets of images under a pretrained encoder have .35 and more.
+# Below this, the communities say the number. Pixels of digits have .17, and an encoder that was trained on them .12:
+# there the elbow sees ways of writing a digit (22 and 14 for ten). Images under a pretrained encoder have .35 and more.
 CLEAR_RATIO = 0.25
 # In few dimensions the elbow of a single cloud can be sharp by chance, but its ratio is .81 to 1. Sets of two and more
 # classes have at most .78.
