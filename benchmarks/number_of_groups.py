@@ -3,10 +3,10 @@
     python benchmarks/number_of_groups.py run EMBEDDINGS.npz ... --cells FOLDER [--classes 3 10] [--rules ...]
     python benchmarks/number_of_groups.py table --cells FOLDER
 
-An EMBEDDINGS file holds ``embeddings`` (N, D) and ``labels`` (N,); its name says which set and which encoder
-(``group_sets.py`` makes the sets). ``run``
-takes all classes and random subsets of so many classes, at most ``--rows`` samples of each, and writes one file of JSON
-lines per set, a line for each rule; what is there is not run again. ``table`` gathers what is there.
+An EMBEDDINGS file is any table with labels that ``siammm cluster`` reads; its name says which set and which encoder
+(``group_sets.py`` makes the sets, ``siammm embed`` the embeddings). ``run`` takes all classes and random subsets of so
+many classes, at most ``--rows`` samples of each, and writes one file of JSON lines per set, a line for each rule; what
+is there is not run again. ``table`` gathers what is there.
 
 Which sets are for development and which for judging stands in ``DEVELOP``: a rule or a constant may have seen those,
 and no others.
@@ -24,6 +24,7 @@ import numpy as np
 
 import group_rules
 import record
+from siammm.data.embeddings import read_embeddings
 from siammm.metrics import clustering_scores
 
 DEVELOP = ("cifar10", "cifar100", "digits", "mnist", "fashion", "tinydev")
@@ -52,8 +53,8 @@ def main() -> None:
 def run(options: argparse.Namespace) -> None:
     options.cells.mkdir(parents=True, exist_ok=True)
     for path in options.embeddings:
-        with np.load(path) as arrays:
-            x_ND, label_N = arrays["embeddings"].astype(np.float32), arrays["labels"]
+        table = read_embeddings(path)
+        x_ND, label_N = np.array(table.embeddings, dtype=np.float32), np.asarray(table.labels)
         x_ND /= np.linalg.norm(x_ND, axis=1, keepdims=True).clip(1e-9)
         classes = np.unique(label_N)
         for seed in options.seeds:
