@@ -1,4 +1,4 @@
-"""First and second choices of samples among components in planted groups."""
+"""Planted groups: choices of samples among components, and rows around random directions."""
 
 from __future__ import annotations
 
@@ -21,3 +21,20 @@ def edges(first: np.ndarray, second: np.ndarray, k: int) -> tuple[np.ndarray, np
     low, high = np.minimum(first, second), np.maximum(first, second)
     code, count = np.unique((low * k + high)[low != high], return_counts=True)
     return code // k, code % k, count.astype(float)
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def kinds(
+    k: int, *, n: int = 1500, spread: float = 1.0, stretched: float = 1.0, dims: int = 24, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows around k random directions; one direction that has nothing to do with the kinds may be stretched."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(k, size=n)
+    noise = spread * rng.normal(size=(n, dims)) / np.sqrt(dims)
+    noise[:, 0] *= stretched
+    centre = rng.normal(size=(k, dims))
+    centre[:, 0] = 0
+    return unit(unit(centre)[y] + noise), y

@@ -15,24 +15,7 @@ from siammm.core.errors import InputError
 from siammm.mixture import groups
 from siammm.mixture.groups import Groups
 from tests.conftest import Known
-from tests.mixture.planted import planted
-
-
-def unit(x: np.ndarray) -> np.ndarray:
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
-
-
-def kinds(
-    k: int, *, n: int = 1500, spread: float = 1.0, stretched: float = 1.0, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Rows around k random directions of 24; one direction that has nothing to do with the kinds may be stretched."""
-    rng = np.random.default_rng(seed)
-    y = rng.integers(k, size=n)
-    noise = spread * rng.normal(size=(n, 24)) / np.sqrt(24)
-    noise[:, 0] *= stretched
-    centre = rng.normal(size=(k, 24))
-    centre[:, 0] = 0
-    return unit(unit(centre)[y] + noise), y
+from tests.mixture.planted import kinds, planted, unit
 
 
 def found_in(x: np.ndarray, k: int = 1, *, unit_rows: bool = True, seed: int = 0) -> Groups:

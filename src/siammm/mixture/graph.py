@@ -10,6 +10,7 @@ Legend:  N samples, D dimensions, E edges, H neighbours, K nodes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,17 +89,20 @@ def path(graph: Graph, resolutions: Array) -> list[tuple[Array, float]]:
 
 
 def so_many_communities(graph: Graph, count: int) -> Array:
-    """The communities of the graph at a resolution where there are so many of them, or as nearly as there are."""
+    """The communities of the graph at a resolution where there are so many of them, or as nearly as there are.
+
+    Parts without a link between them stay apart, however few are asked for.
+    """
     fine_N = graph.communities(max(_FINEST, float(count)))[0]
     coarse = graph.coarse(fine_N)
     low, high = _RESOLUTION_RANGE
-    best_K = np.zeros(len(coarse.degree_K), dtype=np.int64)
+    best_K, least = np.arange(len(coarse.degree_K)), math.inf
     for _ in range(_HALVINGS):
         resolution = (low * high) ** 0.5
         label_K = coarse.communities(resolution)[0]
         found = int(label_K.max()) + 1
-        if abs(found - count) < abs(int(best_K.max()) + 1 - count):
-            best_K = label_K
+        if abs(found - count) < least:
+            best_K, least = label_K, abs(found - count)
         if found == count:
             break
         low, high = (resolution, high) if found < count else (low, resolution)

@@ -1,0 +1,116 @@
+"""The elbow of the scatter within groups, and the space in which it is looked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.cluster import KMeans
+from sklearn.metrics import adjusted_mutual_info_score
+
+from siammm.mixture import groups
+from siammm.mixture.elbow import elbow, gaussian_twin, principal_scores, sharpest, whitened_by_neighbours
+from siammm.mixture.graph import nearest, neighbour_graph, so_many_communities
+from tests.mixture.planted import kinds
+
+
+def bent_at(k: int, before: float, after: float, n: int = 200) -> np.ndarray:
+    """A gain that rises by ``before`` per octave up to k groups, and by ``after`` per octave beyond."""
+    octave = np.log2(np.arange(1, n + 1))
+    return np.where(octave < np.log2(k), before * octave, before * np.log2(k) + after * (octave - np.log2(k)))
+
+
+@pytest.mark.parametrize("k", [2, 3, 7, 40, 100])
+def test_the_sharpest_bend_is_found(k: int) -> None:
+    number, sharpness = sharpest(bent_at(k, 0.3, 0.1))
+    assert number == k
+    assert sharpness == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_too_few_numbers_for_a_bend(n: int) -> None:
+    assert sharpest(np.zeros(n)) == (1, 0.0)
+
+
+def test_a_straight_gain_has_no_bend() -> None:
+    assert abs(sharpest(bent_at(5, 0.2, 0.2))[1]) < 1e-9
+
+
+@pytest.mark.parametrize("k", [2, 12, 40])
+def test_the_number_of_kinds(k: int) -> None:
+    found = elbow(kinds(k, n=1000, spread=0.7)[0])
+    assert found.n_groups == k
+    assert found.sharpness > groups.LEAST_SHARPNESS
+    assert found.gain_K[0] == 0
+
+
+def test_a_cloud_of_many_dimensions_has_no_sharp_elbow() -> None:
+    rng = np.random.default_rng(0)
+    for x in (rng.normal(size=(800, 64)), rng.normal(size=(800, 64)) * np.linspace(3, 0.3, 64)):
+        assert elbow(x).sharpness < groups.LEAST_SHARPNESS
+
+
+def test_whitened_rows_differ_from_their_neighbours_alike_in_all_directions() -> None:
+    x, y = kinds(4, n=2000, spread=0.9, stretched=7, seed=1)
+    z = principal_scores(x, 32, 0)
+    white = whitened_by_neighbours(z)
+    np.testing.assert_allclose(np.linalg.norm(white, axis=1), 1)
+
+    def unevenness(rows: np.ndarray) -> float:
+        difference = (rows[:, None] - rows[nearest(rows, 10)[0]]).reshape(-1, rows.shape[1])
+        value = np.linalg.eigvalsh(difference.T @ difference)
+        return float(value[-1] / value[len(value) // 2])
+
+    assert unevenness(white) < 1.3 < unevenness(z)
+    # No label was used, but k-means finds the kinds now.
+    before, after = (
+        adjusted_mutual_info_score(y, KMeans(4, n_init=3, random_state=0).fit(rows).labels_) for rows in (z, white)
+    )
+    assert after > 0.95 > before + 0.1
+
+
+def test_the_twin_has_the_same_mean_and_covariance() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.exponential(size=(3000, 6)) * np.arange(1, 7) + 10
+    twin = gaussian_twin(x, 0)
+    np.testing.assert_allclose(twin.mean(axis=0), x.mean(axis=0), atol=0.6)
+    np.testing.assert_allclose(np.cov(twin.T), np.cov(x.T), atol=4)
+    assert not np.array_equal(twin, gaussian_twin(x, 1))
+
+
+@pytest.mark.parametrize("count", [2, 5, 9, 20])
+def test_so_many_communities(count: int) -> None:
+    x, y = kinds(9, n=900, spread=1.2)
+    label = so_many_communities(neighbour_graph(x, 10), count)
+    assert len(np.unique(label)) == count
+    if count == 9:
+        assert adjusted_mutual_info_score(y, label) > 0.8
+
+
+def test_parts_without_a_link_stay_apart() -> None:
+    x, y = kinds(9, n=900, spread=0.3)
+    assert adjusted_mutual_info_score(y, so_many_communities(neighbour_graph(x, 10), 2)) == pytest.approx(1)
+
+
+def test_more_communities_than_there_are_samples() -> None:
+    x, _ = kinds(3, n=60)
+    assert 3 <= len(np.unique(so_many_communities(neighbour_graph(x, 5), 1000))) <= 60
+
+
+def test_many_weak_kinds_are_not_a_dozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the communities alone miss: their number hardly grows with that of the kinds."""
+    x, y = kinds(24, n=1200, spread=1.5, dims=48)
+    nobody = np.zeros((len(x), 2), dtype=int)
+    found = groups.found(x, nobody, 1, unit=True, separate=False)
+    assert 20 <= found.n_groups <= 28
+    assert adjusted_mutual_info_score(y, found.predict(x, nobody[:, 0])) > 0.9
+    monkeypatch.setattr(groups, "LEAST_SHARPNESS", np.inf)
+    assert groups.found(x, nobody, 1, unit=True, separate=False).n_groups < 20
+
+
+def test_clear_communities_say_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = kinds(6, spread=0.4)
+    nobody = np.zeros((len(x), 2), dtype=int)
+    monkeypatch.setattr(groups, "elbow", None)  # is not asked
+    found = groups.found(x, nobody, 1, unit=True, separate=False)
+    assert found.ratio < groups.CLEAR_RATIO
+    assert found.n_groups == 6
