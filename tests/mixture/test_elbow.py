@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# scikit-learn's parameters have types that are guessed from their defaults.
+# pyright: reportArgumentType=false
 import numpy as np
 import pytest
 from sklearn.cluster import KMeans

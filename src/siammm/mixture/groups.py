@@ -16,7 +16,8 @@ another kind. Groups are looked for among the samples themselves:
 
 A sample of ``MOST_ROWS`` rows decides; all others get their group by step 3.
 
-Where the components are as clear as the communities of step 1, as in data that is a mixture, they are the answer, and
+Where the components are as clear as the communities of step 1, and no elbow says that there are many more, as in data
+that is a mixture, they are the answer, and
 groups are looked for among them: the *second* nearest component of a sample is hard to tell from the first, and counted
 over all samples this gives a graph of components (``of_components``). Its communities are the groups if they are
 clearer than those of components that are placed at random.
@@ -61,6 +62,9 @@ _LEAST_ROWS = 60
 # Components whose ratio is at most so many times that of the communities are as clear as these. In synthetic mixtures,
 # whose components merging finds, it is 1.01 to 1.14 times; under encoders of images, where it does not, 1.25 to 2.
 _AS_CLEAR = 1.2
+# An elbow at more than so many times the components says that these are too few: merging ended with 2 for ten kinds of
+# clothes, which are as clear as any communities.
+_FINER = 1.5
 # More neighbours see coarser groups, if there are few rows; with many rows it makes little difference.
 _NEIGHBOURS, _ROWS_PER_NEIGHBOUR = (8, 15), 200
 _RESOLUTIONS = 0.12 * 1.3 ** np.arange(18)
@@ -144,16 +148,18 @@ def found(X: Any, nearest_N2: Any, k: int, *, unit: bool, separate: bool, seed: 
     z_MP = some_MD @ basis_DP
     first = _Communities.of(some_MD, unit=unit, seed=seed)
     component_M, label_M = nearest_N2[chosen, 0], None
-    if separate and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio:
-        # The components are as clear as any communities. Perhaps they have groups.
+    is_between = CLEAR_RATIO < first.ratio <= LARGEST_RATIO_AT_ELBOW
+    number = _number_at_the_elbow(some_MD, seed) if is_between else None
+    if separate and (number or 0) <= _FINER * k and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio:
+        # The components are as clear as any communities, and as many as there may be. Perhaps they have groups.
         label_K = of_components(nearest_N2[:, 0], nearest_N2[:, -1], k)
         # Without gaps: a group may have no row among those that decide.
         label_M = None if label_K is None else np.unique(label_K[component_M], return_inverse=True)[1]
-    else:
-        if CLEAR_RATIO < first.ratio <= LARGEST_RATIO_AT_ELBOW:
-            label_M = _at_the_elbow(some_MD, z_MP, seed)
-        if label_M is None and first.ratio <= LARGEST_RATIO and first.label_M.any():
-            label_M = _second_pass(z_MP, first.label_M, seed)
+    elif number is not None:
+        space_MP = whitened_by_neighbours(z_MP - z_MP.mean(axis=0))
+        label_M = so_many_communities(neighbour_graph(space_MP, _neighbours_of(len(space_MP))), number)
+    elif first.ratio <= LARGEST_RATIO and first.label_M.any():
+        label_M = _second_pass(z_MP, first.label_M, seed)
     if label_M is None or not label_M.any():
         return replace(Groups.none(k), ratio=first.ratio)
     for _ in range(_BORDER_STEPS):
@@ -203,13 +209,10 @@ def _table(groups: Groups, x_ND: Array, component_N: Array, k: int) -> Array:
 # -- among samples ----------------------------------------------------------------------------------------------------
 
 
-def _at_the_elbow(x_MD: Array, z_MP: Array, seed: int) -> Array | None:
-    """The communities whose number is that at the elbow, if it is sharp."""
+def _number_at_the_elbow(x_MD: Array, seed: int) -> int | None:
+    """How many groups the elbow says there are, if it is sharp."""
     bend = elbow(x_MD, seed)
-    if bend.sharpness < LEAST_SHARPNESS:
-        return None
-    space_MP = whitened_by_neighbours(z_MP - z_MP.mean(axis=0))
-    return so_many_communities(neighbour_graph(space_MP, _neighbours_of(len(space_MP))), bend.n_groups)
+    return bend.n_groups if bend.sharpness >= LEAST_SHARPNESS else None
 
 
 def _second_pass(z_MP: Array, label_M: Array, seed: int) -> Array:
