@@ -12,7 +12,7 @@ from sklearn.metrics import adjusted_mutual_info_score
 from siammm.mixture import groups
 from siammm.mixture.elbow import elbow, gaussian_twin, principal_scores, sharpest, whitened_by_neighbours
 from siammm.mixture.graph import nearest, neighbour_graph, so_many_communities
-from tests.mixture.planted import kinds
+from tests.mixture.planted import kinds, unit
 
 
 def bent_at(k: int, before: float, after: float, n: int = 200) -> np.ndarray:
@@ -116,3 +116,15 @@ def test_clear_communities_say_the_number(monkeypatch: pytest.MonkeyPatch) -> No
     found = groups.found(x, nobody, 1, unit=True, separate=False)
     assert found.ratio < groups.CLEAR_RATIO
     assert found.n_groups == 6
+
+
+def test_two_components_are_not_the_answer_where_the_elbow_says_twelve(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    half, kind = rng.normal(size=(2, 64)), rng.normal(size=(12, 64))
+    y = rng.integers(12, size=1200)
+    x = unit(0.9 * half[y % 2] + kind[y] + 1.9 * rng.normal(size=(1200, 64)))
+    nearest_two = np.stack([y % 2, 1 - y % 2], axis=1)
+    found = groups.found(x, nearest_two, 2, unit=True, separate=True)
+    assert 10 <= found.n_groups <= 14
+    monkeypatch.setattr(groups, "_FINER", np.inf)
+    assert groups.found(x, nearest_two, 2, unit=True, separate=True).n_groups == 2, "they are as clear as communities"

@@ -17,10 +17,9 @@ another kind. Groups are looked for among the samples themselves:
 A sample of ``MOST_ROWS`` rows decides; all others get their group by step 3.
 
 Where the components are as clear as the communities of step 1, and no elbow says that there are many more, as in data
-that is a mixture, they are the answer, and
-groups are looked for among them: the *second* nearest component of a sample is hard to tell from the first, and counted
-over all samples this gives a graph of components (``of_components``). Its communities are the groups if they are
-clearer than those of components that are placed at random.
+that is a mixture, they are the answer, and groups are looked for among them: the *second* nearest component of a sample
+is hard to tell from the first, and counted over all samples this gives a graph of components (``of_components``). Its
+communities are the groups if they are clearer than those of components that are placed at random.
 
 The figures, and the rules that were tried besides, are in ``docs/decisions/0027``, ``0035`` and ``0037``.
 
