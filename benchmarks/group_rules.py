@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from unittest import mock
 
 import numpy as np
 from sklearn.cluster import HDBSCAN, KMeans
@@ -28,6 +29,7 @@ from sklearn.mixture import GaussianMixture
 
 from siammm import VonMisesFisherMixture
 from siammm.metrics import clustering_scores
+from siammm.mixture import groups as mixture_groups
 from siammm.mixture.graph import communities
 
 Labels = np.ndarray
@@ -238,6 +240,12 @@ def by_merging(x_ND: np.ndarray, seed: int, *, start: int = 100, groups: bool) -
     return mixture.groups(x_ND).predict(x_ND, mixture.labels_) if groups else mixture.labels_
 
 
+def by_communities(x_ND: np.ndarray, seed: int) -> Labels:
+    """What ``groups`` finds without the elbow (decision 0035 alone)."""
+    with mock.patch.object(mixture_groups, "LEAST_SHARPNESS", np.inf):
+        return by_merging(x_ND, seed, groups=True)
+
+
 def by_silhouette(x_ND: np.ndarray, seed: int) -> Labels:
     rows = PCA(min(50, x_ND.shape[1]), random_state=seed).fit_transform(x_ND)
     tried = [KMeans(k, n_init=1, random_state=seed).fit_predict(rows) for k in TRIED_K if k < len(rows) // 4]
@@ -277,6 +285,7 @@ def told(x_ND: np.ndarray, seed: int, *, k: int) -> Labels:
 RULES: dict[str, Callable[[np.ndarray, int], Labels]] = {
     "merge=auto": partial(by_merging, groups=False),
     "siammm, groups": partial(by_merging, groups=True),
+    "siammm, without the elbow": by_communities,
     "graph, modularity": by_modularity,
     "graph, 30 neighbours": partial(by_modularity, count=30),
     "graph, against one Gaussian": by_comparison,
