@@ -45,17 +45,16 @@ def main() -> None:
     groups = table["group"].to_numpy()
     scores = clustering_scores(truth, groups)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
-    lines = [
-        "| photographs | kinds | groups | AMI | Hungarian accuracy | `cluster`, s | `report`, s | peak memory, GB | page, MB |",
-        "|---|---|---|---|---|---|---|---|---|",
-        f"| {len(truth)} | {len(KINDS)} | {len(np.unique(groups))} | {scores.ami:.3f} | {scores.hungarian_accuracy:.3f} | "
-        f"{seconds[0]:.0f} | {seconds[1]:.0f} | {peak:.1f} | {megabytes:.1f} |",
-        "",
-        f"Ten kinds of Tiny-ImageNet (64 pixels): {', '.join(KINDS)}; {options.per_kind} of each.",
-    ]
-    print("\n".join(lines))
+    header = ["photographs", "kinds", "groups", "AMI", "accuracy", "cluster, s", "report, s", "memory, GB", "page, MB"]
+    figures = [len(truth), len(KINDS), len(np.unique(groups)), f"{scores.ami:.3f}", f"{scores.hungarian_accuracy:.3f}"]
+    figures += [f"{seconds[0]:.0f}", f"{seconds[1]:.0f}", f"{peak:.1f}", f"{megabytes:.1f}"]
+    text = record.table(header, [[str(figure) for figure in figures]])
+    text += f"\n\nTiny-ImageNet, 64 pixels, {options.per_kind} of each kind: {', '.join(KINDS)}. Memory is the peak of "
+    text += "the larger of the two commands; accuracy is by Hungarian matching."
+    print(text)
     if options.record:
-        print(record.write("photographs", "From 600 photographs to a page with their groups", "\n".join(lines)))
+        title = "From a folder of photographs to a page with its groups"
+        print(record.write("photographs", title, text, seeds="0", n=f"{len(truth)} photographs"))
 
 
 def photographs(packs: Path, folder: Path, per_kind: int) -> dict[str, str]:
