@@ -82,8 +82,9 @@ def finish(training: Training) -> Trained:
     if training.config.clustering.merge == "auto":  # a number that was given is not questioned
         index_N2 = of_all(torch.as_tensor(mixture.nearest(embedding_ND)))
         k, seed = int(mixture.n_components_), training.config.run.random_state
-        groups = find_groups(trained.embeddings, index_N2, k, unit=True, separate=True, seed=seed)
-        groups = of_these_components(groups, trained.embeddings, clusters, k)
+        centres = mixture.mean_directions_
+        groups = find_groups(trained.embeddings, index_N2, k, unit=True, separate=True, seed=seed, centre_KD=centres)
+        groups = of_these_components(groups, trained.embeddings, clusters, k, centres)
     mixture.groups_ = groups
     return replace(
         trained,

@@ -289,7 +289,15 @@ class Mixture(DensityMixin, BaseEstimator):
         index_N2 = em.assignments(samples, components, Assignment(n_neighbours=2, backend=self.backend))[0]
         seed = int(self.random_state) if isinstance(self.random_state, (int, np.integer)) else 0
         separate = self.merge == "auto"
-        self.groups_ = find_groups(X, index_N2, self.n_components_, unit=self._unit, separate=separate, seed=seed)
+        self.groups_ = find_groups(
+            X,
+            index_N2,
+            self.n_components_,
+            unit=self._unit,
+            separate=separate,
+            seed=seed,
+            centre_KD=components.centre_KD,
+        )
         return self.groups_
 
     def predict_group(self, X: Matrix) -> Any:

@@ -125,11 +125,14 @@ class Groups:
         return share_NG / share_NG.sum(axis=1, keepdims=True)
 
 
-def found(X: Any, nearest_N2: Any, k: int, *, unit: bool, separate: bool, seed: int = 0) -> Groups:
+def found(
+    X: Any, nearest_N2: Any, k: int, *, unit: bool, separate: bool, seed: int = 0, centre_KD: Any = None
+) -> Groups:
     """The groups of the samples, given the nearest and second nearest of ``k`` components of each.
 
     ``unit``: whether only the direction of a row counts. ``separate``: whether the components were merged until they
-    are separate, so that they may have groups of their own.
+    are separate, so that they may have groups of their own. ``centre_KD``: the centres of the components, by which
+    those without samples get a group.
     """
     x_ND, nearest_N2 = _rows(X), _rows(nearest_N2)
     if len(x_ND) < _LEAST_ROWS:
@@ -166,10 +169,10 @@ def found(X: Any, nearest_N2: Any, k: int, *, unit: bool, separate: bool, seed: 
     weight_GP, offset_G = _discriminant(z_MP, label_M)
     weight_GD = weight_GP @ basis_DP.T / scale
     groups = Groups(np.arange(k), first.ratio, weight_GD, offset_G - weight_GD @ centre_D, unit)
-    return _numbered(groups, x_ND, nearest_N2[:, 0])
+    return _numbered(groups, x_ND, nearest_N2[:, 0], centre_KD)
 
 
-def of_these_components(groups: Groups, X: Any, component_N: Any, k: int) -> Groups:
+def of_these_components(groups: Groups, X: Any, component_N: Any, k: int, centre_KD: Any = None) -> Groups:
     """The same groups for other components: those in which no component has most of its rows are left out."""
     x_ND, component_N = _rows(X), _rows(component_N)
     if groups.weight_GD is None or groups.offset_G is None:
@@ -179,11 +182,11 @@ def of_these_components(groups: Groups, X: Any, component_N: Any, k: int) -> Gro
         groups = replace(groups, label_K=np.arange(k), weight_GD=weight_GD, offset_G=offset_G)
         present_G = np.unique(_table(groups, x_ND, component_N, k).argmax(axis=1))
         if len(present_G) == len(offset_G):
-            return _numbered(groups, x_ND, component_N)
+            return _numbered(groups, x_ND, component_N, centre_KD)
         weight_GD, offset_G = weight_GD[present_G], offset_G[present_G]
 
 
-def _numbered(groups: Groups, x_ND: Array, component_N: Array) -> Groups:
+def _numbered(groups: Groups, x_ND: Array, component_N: Array, centre_KD: Any) -> Groups:
     """These groups by size, with the group of every component; none, if they are the components."""
     assert groups.weight_GD is not None
     assert groups.offset_G is not None
@@ -195,7 +198,11 @@ def _numbered(groups: Groups, x_ND: Array, component_N: Array) -> Groups:
     is_same = len(order) == k == len(np.unique(label_K)) and table_KG.max(axis=1).sum() >= _SAME * len(x_ND)
     if is_same or len(order) < 2:
         return replace(Groups.none(k), ratio=groups.ratio)
-    return replace(groups, label_K=label_K, weight_GD=groups.weight_GD[order], offset_G=groups.offset_G[order])
+    groups = replace(groups, label_K=label_K, weight_GD=groups.weight_GD[order], offset_G=groups.offset_G[order])
+    empty = np.flatnonzero(~table_KG.any(axis=1))
+    if centre_KD is not None and len(empty):
+        label_K[empty] = groups.predict(_rows(centre_KD)[empty], None)
+    return groups
 
 
 def _table(groups: Groups, x_ND: Array, component_N: Array, k: int) -> Array:

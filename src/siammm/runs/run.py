@@ -486,7 +486,7 @@ class Run:
         """The group that most images of each cluster are in, numbered from 0 without gaps.
 
         Every cluster is its own group if no other level was found, and in runs of earlier versions. A cluster without
-        images is in the group of the cluster that is nearest to it.
+        images is in the group that its centre is in; in runs without a saved rule, in that of the nearest cluster.
         """
         own_K = np.arange(self.n_clusters)
         if not self.looked_for_groups:
@@ -498,7 +498,9 @@ class Run:
         filled, empty = np.flatnonzero(is_filled_K), np.flatnonzero(~is_filled_K)
         if (self.group_N == self.cluster_N).all():
             return own_K
-        if len(empty):
+        if len(empty) and self.groups is not None and self.groups.is_found:
+            group_K[empty] = self.groups.label_K[empty]
+        elif len(empty):
             nearest = np.argmax(self.mean_KD[empty] @ self.mean_KD[filled].T, axis=1)
             group_K[empty] = group_K[filled[nearest]]
         return np.unique(group_K, return_inverse=True)[1]
