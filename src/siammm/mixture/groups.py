@@ -5,21 +5,22 @@ another kind. Groups are looked for among the samples themselves:
 
 1. The communities of their neighbour graph (``graph.py``), at a range of resolutions. A resolution is judged by how
    much smaller 1 - modularity is than that of *one Gaussian* of the same mean and covariance, which has communities
-   too, but no groups. If the smallest ratio is below ``CLEAR_RATIO``, as under encoders that were trained on clusters,
-   it says how many groups there are, and the same again in the space that is whitened by the covariance within these.
-2. If the communities are less clear, as for most pretrained encoders, the number is that at the elbow of the scatter
-   within groups (``elbow.py``). The groups are the communities at the resolution that gives this number, in the space
-   that is whitened by the differences between neighbours. If the elbow is not sharp either, step 1 decides as long as
-   its ratio is at most ``LARGEST_RATIO``. Above that, as for a single cloud, no groups are claimed.
+   too, but no groups. The smallest ratio says how many groups there are, and the same again in the space that is
+   whitened by the covariance within these. If the ratio is above ``LARGEST_RATIO``, as for a single cloud, no groups
+   are claimed.
+2. Of more than a dozen kinds these are too few. So, unless the communities are very clear (``CLEAR_RATIO``), the elbow
+   of the scatter within groups is looked for as well (``elbow.py``). If it is sharp and says that there are many more,
+   the groups are the communities at the resolution that gives its number, in the space that is whitened by the
+   differences between neighbours.
 3. Borders by a linear discriminant: one Gaussian per group, all with the same covariance. So a group is a linear score,
    and new samples get a group and a probability.
 
 A sample of ``MOST_ROWS`` rows decides; all others get their group by step 3.
 
-Where the components are as clear as the communities of step 1, and no elbow says that there are many more, as in data
-that is a mixture, they are the answer, and groups are looked for among them: the *second* nearest component of a sample
-is hard to tell from the first, and counted over all samples this gives a graph of components (``of_components``). Its
-communities are the groups if they are clearer than those of components that are placed at random.
+Where the components are as clear as the communities of step 1, as in data that is a mixture, they take their place, and
+groups are looked for among them: the *second* nearest component of a sample is hard to tell from the first, and counted
+over all samples this gives a graph of components (``of_components``). Its communities are the groups if they are
+clearer than those of components that are placed at random.
 
 The figures, and the rules that were tried besides, are in ``docs/decisions/0027``, ``0035`` and ``0037``.
 
@@ -48,7 +49,7 @@ MOST_ROWS = 3000
 # Single classes of images have ratios of .69 to .96 under encoders that were not trained on their clusters; sets of two
 # and more classes have .19 to .6.
 LARGEST_RATIO = 0.65
-# Below this, the communities say the number. Pixels of digits have .17, and an encoder that was trained on them .12:
+# Below this, the elbow is not asked. Pixels of digits have .17, and an encoder that was trained on them .12:
 # there the elbow sees ways of writing a digit (22 and 14 for ten). Images under a pretrained encoder have .35 and more.
 CLEAR_RATIO = 0.25
 # In few dimensions the elbow of a single cloud can be sharp by chance, but its ratio is .81 to 1. Sets of two and more
@@ -61,9 +62,9 @@ _LEAST_ROWS = 60
 # Components whose ratio is at most so many times that of the communities are as clear as these. In synthetic mixtures,
 # whose components merging finds, it is 1.01 to 1.14 times; under encoders of images, where it does not, 1.25 to 2.
 _AS_CLEAR = 1.2
-# An elbow at more than so many times the components says that these are too few: merging ended with 2 for ten kinds of
-# clothes, which are as clear as any communities.
-_FINER = 1.5
+# An elbow counts if it says so many times more groups. Elbows that say fewer are often those of a coarser level: 2 for
+# ten kinds of clothes.
+_FINER = 1.2
 # More neighbours see coarser groups, if there are few rows; with many rows it makes little difference.
 _NEIGHBOURS, _ROWS_PER_NEIGHBOUR = (8, 15), 200
 _RESOLUTIONS = 0.12 * 1.3 ** np.arange(18)
@@ -150,18 +151,22 @@ def found(
     z_MP = some_MD @ basis_DP
     first = _Communities.of(some_MD, unit=unit, seed=seed)
     component_M, label_M = nearest_N2[chosen, 0], None
-    is_between = CLEAR_RATIO < first.ratio <= LARGEST_RATIO_AT_ELBOW
-    number = _number_at_the_elbow(some_MD, seed) if is_between else None
-    if separate and (number or 0) <= _FINER * k and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio:
-        # The components are as clear as any communities, and as many as there may be. Perhaps they have groups.
+    coarse = 1  # how many groups there are if the elbow is not asked
+    if separate and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio:
+        # The components are as clear as any communities. Perhaps they have groups.
         label_K = of_components(nearest_N2[:, 0], nearest_N2[:, -1], k)
         # Without gaps: a group may have no row among those that decide.
         label_M = None if label_K is None else np.unique(label_K[component_M], return_inverse=True)[1]
-    elif number is not None:
-        space_MP = whitened_by_neighbours(z_MP - z_MP.mean(axis=0))
-        label_M = so_many_communities(neighbour_graph(space_MP, _neighbours_of(len(space_MP))), number)
+        coarse = k
     elif first.ratio <= LARGEST_RATIO and first.label_M.any():
         label_M = _second_pass(z_MP, first.label_M, seed)
+        coarse = int(label_M.max()) + 1
+    if CLEAR_RATIO < first.ratio <= LARGEST_RATIO_AT_ELBOW:
+        bend = elbow(some_MD, seed)
+        if bend.sharpness >= LEAST_SHARPNESS and bend.n_groups > _FINER * coarse:
+            space_MP = whitened_by_neighbours(z_MP - z_MP.mean(axis=0))
+            graph = neighbour_graph(space_MP, _neighbours_of(len(space_MP)))
+            label_M = so_many_communities(graph, bend.n_groups)
     if label_M is None or not label_M.any():
         return replace(Groups.none(k), ratio=first.ratio)
     for _ in range(_BORDER_STEPS):
@@ -213,12 +218,6 @@ def _table(groups: Groups, x_ND: Array, component_N: Array, k: int) -> Array:
 
 
 # -- among samples ----------------------------------------------------------------------------------------------------
-
-
-def _number_at_the_elbow(x_MD: Array, seed: int) -> int | None:
-    """How many groups the elbow says there are, if it is sharp."""
-    bend = elbow(x_MD, seed)
-    return bend.n_groups if bend.sharpness >= LEAST_SHARPNESS else None
 
 
 def _second_pass(z_MP: Array, label_M: Array, seed: int) -> Array:
