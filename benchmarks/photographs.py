@@ -38,7 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         kind_of = photographs(options.packs, Path(folder) / "photos", options.per_kind)
         seconds = [run(folder, "cluster", "photos"), run(folder, "report", "photos-clusters")]
-        page = next((Path(folder) / "photos-clusters").glob("*.html"))
+        page = Path(folder) / "photos-clusters-report.html"
         table = pq.read_table(Path(folder) / "photos-clusters" / "assignments.parquet")
         megabytes = page.stat().st_size / 1e6
     truth = np.array([KINDS.index(kind_of[Path(name).name]) for name in table["filepath"].to_pylist()])
