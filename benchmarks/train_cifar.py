@@ -56,9 +56,11 @@ KNN = {"knn": (200, 0.1), "knn20": (20, 0.07)}
 class Lines(Silent):
     """One line an epoch, with the time; and now and then how well it goes, for runs that a limit may end early."""
 
-    def __init__(self, looks: Callable[[Training], str] | None) -> None:
+    def __init__(
+        self, looks: Callable[[Training], str] | None, keeps: Callable[[Training, int], None], keep_at: list[int]
+    ) -> None:
         self._start = time.monotonic()
-        self._looks = looks
+        self._looks, self._keeps, self._keep_at = looks, keeps, keep_at
         self._training: Training | None = None
 
     def began(self, training: Training) -> None:
@@ -70,6 +72,8 @@ class Lines(Silent):
         assert training is not None
         if self._looks is not None and row["epoch"] % max(1, training.config.optimisation.epochs // 10) == 0:
             print(f"           {self._looks(training)}", flush=True)
+        if row["epoch"] in self._keep_at:
+            self._keeps(training, row["epoch"])
 
 
 def look(many: float, few: float) -> str:
@@ -149,6 +153,11 @@ def main() -> None:
     parser.add_argument(
         "--keep", action="store_true", help="also keep the encoder, and features and clusters for an audit"
     )
+    parser.add_argument(
+        "--keep-at", type=int, nargs="*", default=[], metavar="EPOCH",
+        help="keep features and embeddings after these epochs, for work on the groups",
+    )  # fmt: skip
+    parser.add_argument("--keep-rows", type=int, default=8000, help="with --keep-at: of so many of the images")
     parser.add_argument("--views", type=int, default=0, help="with --keep: embeddings of so many augmented views, too")
     args = parser.parse_args()
     method, changes = RECIPES[args.recipe]
@@ -171,8 +180,23 @@ def main() -> None:
         many, few = (knn_accuracy(query, other_labels, bank, labels, k=k, temperature=t) for k, t in KNN.values())
         return look(many, few)
 
+    words = [args.recipe, str(epochs), str(args.seed)]
+    words += [args.preset] if args.preset != "cifar" else []
+    words += [f"{args.images}-images"] if args.images else []
+    words += ["validation"] if args.validation else []
+    name = file_name([*words, *args.set])
+    args.output.mkdir(parents=True, exist_ok=True)
+
+    def kept(training: Training, epoch: int) -> None:
+        rows = min(args.keep_rows, len(labels))
+        outputs: list[Output] = ["features", "embeddings"]
+        found = {output: encode(training.network, training.loader, output, last=rows) for output in outputs}
+        arrays = {output: found[output].half().cpu().numpy() for output in outputs}
+        np.savez(args.output / f"{name}-epoch-{epoch}.npz", labels=labels[:rows], **arrays)  # pyright: ignore[reportArgumentType]
+
     # Test images are looked at once, at the end.
-    training = Training(config, source, device, listener=Lines(None if args.validation is None else looked))
+    lines = Lines(None if args.validation is None else looked, kept, args.keep_at)
+    training = Training(config, source, device, listener=lines)
     trained = training.run()
     seconds = time.monotonic() - started
     held = judges(training)
@@ -185,13 +209,13 @@ def main() -> None:
         **record.circumstances(),
     }  # fmt: skip
     outputs: dict[str, Output] = {"online": "features", "momentum": "momentum features"}
-    for name, output in outputs.items():
+    for network, output in outputs.items():
         bank, query = encode(trained.network, training.loader, output), encode(trained.network, held, output)
         for kind, (k, temperature) in KNN.items():
-            found[f"{kind}_{name}"] = knn_accuracy(query, other_labels, bank, labels, k=k, temperature=temperature)
+            found[f"{kind}_{network}"] = knn_accuracy(query, other_labels, bank, labels, k=k, temperature=temperature)
         if epochs >= 50 and output == "features":
             y, y_test = torch.from_numpy(labels), torch.from_numpy(other_labels)
-            found[f"linear_{name}"] = linear_accuracy(bank, y, query, y_test)
+            found[f"linear_{network}"] = linear_accuracy(bank, y, query, y_test)
     if trained.mixture is not None and trained.clusters is not None:
         scores = clustering_scores(labels, trained.clusters)
         found |= {"n_clusters": trained.mixture.n_components_, "n_clusters_at_start": training.clustering.n_start}
@@ -203,28 +227,22 @@ def main() -> None:
             found |= {f"groups_{name}": getattr(grouped, name) for name in names}
         found["k_curve"] = [row.get("n_clusters") for row in training.metrics]
     print(json.dumps({key: value for key, value in found.items() if key != "k_curve"}), flush=True)
-    args.output.mkdir(parents=True, exist_ok=True)
-    words = [args.recipe, str(epochs), str(args.seed)]
-    words += [args.preset] if args.preset != "cifar" else []
-    words += [f"{args.images}-images"] if args.images else []
-    words += ["validation"] if args.validation else []
-    name = file_name([*words, *args.set])
     (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))
     if args.keep:
-        kept: dict[str, Any] = {
+        arrays: dict[str, Any] = {
             "features": encode(trained.network, training.loader, "features").half().cpu().numpy(),
             "labels": labels,
             "embeddings": trained.embeddings.astype(np.float16),
         }
         if args.views:
-            kept["views"] = np.stack([view_embeddings(training, number) for number in range(args.views)])
+            arrays["views"] = np.stack([view_embeddings(training, number) for number in range(args.views)])
         if trained.mixture is not None:
             shares = trained.mixture.predict_proba(trained.embeddings)
-            kept |= {
+            arrays |= {
                 "index_NH": shares.indices.reshape(len(labels), -1),
                 "weight_NH": shares.data.reshape(len(labels), -1),
             }
-        np.savez(args.output / f"{name}.npz", **kept)
+        np.savez(args.output / f"{name}.npz", **arrays)
         folder = args.output / name  # which `siammm evaluate` opens as a run
         folder.mkdir(exist_ok=True)
         save_network(folder / run.ENCODER, trained.network, training.config, training.clean_view)
