@@ -27,9 +27,10 @@ test-slow: $(INSTALLED)  ## everything that runs without a GPU
 	$(BIN)/python -m pytest -m 'not gpu'
 
 # Also runs from a bare checkout on a GPU machine where nothing can be installed: files test_*_gpu.py import little.
+# Several files at a time, the largest first: most of the time is compiling, on the CPU.
 test-gpu:  ## the tests that need a CUDA device
-	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m pytest -m gpu \
-		--durations=10 $(shell find tests -name 'test_*_gpu.py')
+	find tests -name 'test_*_gpu.py' -size +0 -printf '%s %p\n' | sort -rn | cut -d' ' -f2 | PYTHONPATH=src xargs -P 6 -n 1 \
+		$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m pytest -m gpu -q --durations=5
 
 lint: $(INSTALLED)  ## ruff and pyright
 	$(BIN)/ruff check .

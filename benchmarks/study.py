@@ -7,8 +7,9 @@ A study is a JSON file: its question, the predictions made before it ran, what a
 Each cell and seed is one call of ``train_cifar.py``, whose record becomes ``OUT/<cell>-<seed>.json``: cells that have
 one are not run again, so partial tables add up. All cells of a seed come before those of the next, so that what is
 there is paired. With ``"keep": true`` among what they share, features and clusters of the training images are kept
-beside the records, for an audit or ``number_of_groups.py``. ``table`` writes a result with the mean and deviation over
-the seeds, and the paired difference from the study's baseline.
+beside the records, for an audit or ``number_of_groups.py``; with ``"keep_at": EPOCH`` those of some images then.
+``table`` writes a result with the mean and deviation over the seeds, and the paired difference from the study's
+baseline.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ HERE = Path(__file__).parent
 COLUMNS = {
     "kNN, k = 200": "knn_online", "kNN, k = 20": "knn20_online", "linear": "linear_online",
     "effective rank": "effective_rank", "K": "n_clusters", "groups": "n_groups", "AMI of clusters": "ami",
-    "AMI of groups": "groups_ami", "Hungarian, groups": "groups_hungarian_accuracy", "seconds": "seconds",
+    "AMI of groups": "groups_ami", "NMI of groups": "groups_nmi", "Hungarian, groups": "groups_hungarian_accuracy",
+    "Hungarian, groups, judged": "judged_groups_hungarian_accuracy", "ratio of groups": "groups_ratio",
+    "seconds": "seconds",
 }  # fmt: skip
 
 
@@ -67,6 +70,7 @@ def command(study: dict[str, Any], cell: str, seed: int, data: str, folder: Path
     words += ["--validation", str(shared["validation"])] if "validation" in shared else []
     words += ["--images", str(shared["images"])] if "images" in shared else []
     words += ["--keep"] if shared.get("keep") else []
+    words += ["--keep-at", str(shared["keep_at"])] if "keep_at" in shared else []
     words += ["--seed", str(seed), "--output", str(folder)]
     words += ["--set", *(f"{name}={value}" for name, value in settings.items())] if settings else []
     return [sys.executable, "-u", str(HERE / "train_cifar.py"), *words]
@@ -82,7 +86,7 @@ def run(study: dict[str, Any], data: str, output: Path, at_once: int, ends: floa
     ]
     running: dict[subprocess.Popen[bytes], tuple[str, int, Path]] = {}
     # Threads that wait for the GPU spin: with one for each core, runs at once take every core from each other.
-    environment = os.environ | {"OMP_NUM_THREADS": "3"}
+    environment = {"OMP_NUM_THREADS": "3"} | os.environ
     while waiting or running:
         while waiting and len(running) < at_once and time.monotonic() < ends:
             cell, seed = waiting.pop(0)
@@ -166,7 +170,8 @@ All cells share `{json.dumps(study["shared"])}`; each changes:
         name: "; ".join(dict.fromkeys(str(run.get(name, "not noted")) for run in runs))
         for name in ("commit", "hardware", "software")
     }
-    measured["command"] = f"python benchmarks/study.py run {path} --data cifar10 --at-once 4"
+    data, at_once = study.get("data", "cifar10"), study.get("at_once", 4)
+    measured["command"] = f"python benchmarks/study.py run {path} --data {data} --at-once {at_once}"
     seeds = ", ".join(map(str, study["seeds"]))
     n = f"{runs[0]['n']:,} training images, {runs[0]['n_judged']:,} judged"
     print(record.write(study["name"], study["title"], body, seeds=seeds, n=n, measured=measured))

@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ import record
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source, open_source
 from siammm.learn.encode import Output, encode
-from siammm.learn.loop import Training
-from siammm.learn.observers import Silent
+from siammm.learn.loop import Interrupted, Training
+from siammm.learn.observers import Recorder, Silent
 from siammm.learn.progress import metrics_line
 from siammm.metrics import clustering_scores, knn_accuracy, linear_accuracy
 from siammm.runs import files as run
@@ -57,23 +57,41 @@ class Lines(Silent):
     """One line an epoch, with the time; and now and then how well it goes, for runs that a limit may end early."""
 
     def __init__(
-        self, looks: Callable[[Training], str] | None, keeps: Callable[[Training, int], None], keep_at: list[int]
+        self,
+        looks: Callable[[Training], str] | None = None,
+        keeps: Callable[[Training, int], None] | None = None,
+        keep_at: Sequence[int] = (),
     ) -> None:
         self._start = time.monotonic()
         self._looks, self._keeps, self._keep_at = looks, keeps, keep_at
         self._training: Training | None = None
+        self.epochs = 0
 
     def began(self, training: Training) -> None:
         self._training = training
 
     def finished_epoch(self, row: dict[str, Any]) -> None:
+        self.epochs = row["epoch"]
         print(f"{time.monotonic() - self._start:7.1f} s  epoch {row['epoch']}: {metrics_line(row)}", flush=True)
         training = self._training
         assert training is not None
         if self._looks is not None and row["epoch"] % max(1, training.config.optimisation.epochs // 10) == 0:
             print(f"           {self._looks(training)}", flush=True)
-        if row["epoch"] in self._keep_at:
+        if self._keeps is not None and row["epoch"] in self._keep_at:
             self._keeps(training, row["epoch"])
+
+
+class Checkpoint(Recorder):
+    """Keeps the last checkpoint in one file, and nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def truncate_metrics(self, epochs: int) -> list[dict[str, Any]]:
+        return []
+
+    def save_checkpoint(self, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
+        torch.save((dict(tensors), dict(facts)), self._path)
 
 
 def look(many: float, few: float) -> str:
@@ -158,6 +176,12 @@ def main() -> None:
         help="keep features and embeddings after these epochs, for work on the groups",
     )  # fmt: skip
     parser.add_argument("--keep-rows", type=int, default=8000, help="with --keep-at: of so many of the images")
+    parser.add_argument("--stop-at", type=int, metavar="EPOCH", help="stop after this epoch, with a checkpoint")
+    parser.add_argument("--checkpoint", type=Path, help="with --stop-at: the file to write")
+    parser.add_argument(
+        "--resume", type=Path, metavar="CHECKPOINT",
+        help="go on from such a checkpoint, perhaps with other settings: trials of the last part of a training",
+    )  # fmt: skip
     parser.add_argument("--views", type=int, default=0, help="with --keep: embeddings of so many augmented views, too")
     args = parser.parse_args()
     method, changes = RECIPES[args.recipe]
@@ -196,8 +220,17 @@ def main() -> None:
 
     # Test images are looked at once, at the end.
     lines = Lines(None if args.validation is None else looked, kept, args.keep_at)
-    training = Training(config, source, device, listener=lines)
-    trained = training.run()
+    resume_from = None if args.resume is None else torch.load(args.resume, weights_only=True)
+    recorder = None if args.checkpoint is None else Checkpoint(args.checkpoint)
+    training = Training(
+        config, source, device, listener=lines, recorder=recorder, resume_from=resume_from,
+        stop_requested=lambda: args.stop_at is not None and lines.epochs >= args.stop_at,
+    )  # fmt: skip
+    try:
+        trained = training.run()
+    except Interrupted:
+        print(f"stopped after epoch {training.epoch}; see {args.checkpoint}")
+        return
     seconds = time.monotonic() - started
     held = judges(training)
     found: dict[str, Any] = {
@@ -225,6 +258,10 @@ def main() -> None:
             grouped = clustering_scores(labels, trained.group_labels)
             found |= {"n_groups": trained.groups.n_groups, "groups_ratio": trained.groups.ratio}
             found |= {f"groups_{name}": getattr(grouped, name) for name in names}
+            # Of images that were neither trained on nor clustered.
+            judged = encode(trained.network, held, "embeddings").cpu().numpy()
+            grouped = clustering_scores(other_labels, trained.groups.predict(judged, trained.mixture.predict(judged)))
+            found |= {f"judged_groups_{name}": getattr(grouped, name) for name in names}
         found["k_curve"] = [row.get("n_clusters") for row in training.metrics]
     print(json.dumps({key: value for key, value in found.items() if key != "k_curve"}), flush=True)
     (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))

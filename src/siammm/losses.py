@@ -17,6 +17,7 @@ where they depart from the paper. A step of Algorithm 1, given predictions ``v_1
 from siammm.learn.losses import assignment_weights as assignment_weights
 from siammm.learn.losses import contrastive_instance_loss as contrastive_instance_loss
 from siammm.learn.losses import final_loss as final_loss
+from siammm.learn.losses import group_loss as group_loss
 from siammm.learn.losses import instance_distance as instance_distance
 from siammm.learn.losses import instance_loss as instance_loss
 from siammm.learn.losses import negative_centroids_loss as negative_centroids_loss

@@ -39,6 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
                    "learning_rate": 1e-4, "epochs": 1},
     "queue": {"instance_loss": "contrastive", "cluster_loss": "nce-centroids", "concentration": "proximity",
               "merge": "none", "more_components": (8,), "queue_size": 40, "learning_rate": 1e-4},
+    "groups": {"group_after": 0.0, "epochs": 1},
 }  # fmt: skip
 
 
@@ -68,14 +69,15 @@ def two(nursery: Nursery, folder: Path) -> dict[str, Found]:
     }
 
 
-def check_alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+def check_alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], *, grouped: bool = False) -> None:
     """Numbers of clusters exactly; of the first epoch losses to 1e-4, gradient norms and the like to half a percent.
 
-    Later epochs drift apart, as any two sums in another order do under BatchNorm; how far depends on the CPU.
+    Later epochs drift apart, as any two sums in another order do under BatchNorm; how far depends on the CPU. With
+    groups the first does too: a last bit decides which of two images is among those that are sure of their group.
     """
     assert [row.keys() for row in ours] == [row.keys() for row in theirs]
     for left, right in zip(ours, theirs, strict=True):
-        loss_error, share = (1e-4, 5e-3) if left["epoch"] == 1 else (5e-3, 5e-2)
+        loss_error, share = (1e-4, 5e-3) if left["epoch"] == 1 and not grouped else (5e-3, 5e-2)
         for name, value in left.items():
             if name.endswith("loss"):
                 assert value == pytest.approx(right[name], abs=loss_error), name
@@ -96,7 +98,7 @@ def whole() -> tuple[Training, Trained]:
 def test_two_ranks_have_the_losses_of_one(name: str, two: dict[str, Found], whole: tuple[Training, Trained]) -> None:
     one = whole[0] if name == "as it comes" else run_through(prepared(case_config(**CASES[name]), case_images()))
     for rank in two[name]:
-        check_alike(rank["measured"], measured(one))
+        check_alike(rank["measured"], measured(one), grouped=name == "groups")
         assert rank["history"] == one.clustering.history.n_components
     if CASES[name].get("merge") != "none" and CASES[name].get("cluster_loss") != "swapped":
         assert two[name][0]["history"][-1] < 12  # there was something to merge

@@ -246,6 +246,22 @@ def test_the_automatic_rule_finds_the_groups_at_the_end(rows: Tensor) -> None:
     assert bool((labels == labels[0]).all())
 
 
+@pytest.mark.parametrize("merge", ["auto", "paper"])
+def test_clusters_of_different_groups_stay_apart(merge: str, rows: Tensor) -> None:
+    """Groups that cut through every kind: each kind keeps a cluster on either side."""
+    clustering, samples = clustering_of(24, merge=merge, merge_threshold=0.0, merge_floor=2), samples_of(rows)
+    axis_D = torch.zeros(rows.shape[1])
+    axis_D[0] = 1.0
+    sides_2D = torch.stack([axis_D, -axis_D])
+    clustering.expectation_and_maximisation(samples)
+    for _ in range(60):
+        clustering.merge(samples, sides_2D)
+    assert clustering.components is not None
+    side_K = clustering.components.centre_KD[:, 0] > 0
+    assert 2 <= clustering.n_components < 24
+    assert 0 < int(side_K.sum()) < clustering.n_components
+
+
 @pytest.mark.parametrize("merge", ["paper", "none"])
 def test_otherwise_the_end_keeps_the_clusters(merge: str, rows: Tensor) -> None:
     clustering = clustering_of(merge=merge)

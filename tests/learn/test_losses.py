@@ -78,6 +78,7 @@ LOSSES: dict[str, Callable[[Tensor, Problem], Tensor]] = {
     ),
     "centroids": lambda v, p: losses.negative_centroids_loss(v, p.mu_KD, p.kappa_K, p.cluster_N),
     "some-centroids": lambda v, p: losses.negative_centroids_loss(v, p.mu_KD, p.kappa_K, p.cluster_N, p.negative_index),
+    "groups": lambda v, p: losses.group_loss(v, p.mu_KD, p.cluster_N, torch.ones_like(p.kappa_N)),
     "samples": lambda v, p: losses.negative_samples_loss(
         v, p.cluster_N, p.mu_ND, p.kappa_N, p.negatives_MD, p.negative_cluster_M
     ),
@@ -618,6 +619,20 @@ def test_wrong_arguments_are_refused_in_one_sentence(call: Callable[[Problem], T
     with pytest.raises(InputError, match=says) as refused:
         call(Problem())
     assert re.fullmatch(r"[^\n]+\.", str(refused.value))
+
+
+def test_group_loss_written_out() -> None:
+    """Of the samples that are sure; the others have no gradient, and without any the loss is 0."""
+    p, sure_N = Problem(), torch.tensor([1.0, 0, 1, 1, 0, 1])
+    score_NK = 10.0 * normalize(p.v_1, dim=1) @ p.mu_KD.T
+    loss_N = score_NK.logsumexp(dim=1) - score_NK[torch.arange(N), p.cluster_N]
+    found = losses.group_loss(p.v_1, p.mu_KD, p.cluster_N, sure_N)
+    torch.testing.assert_close(found, loss_N[sure_N > 0].mean() / 10)
+    (slope,) = gradient(found, p.v_1)
+    assert torch.equal(slope.abs().sum(dim=1) > 0, sure_N > 0)
+    nothing = losses.group_loss(p.v_1, p.mu_KD, p.cluster_N, torch.zeros(N))
+    assert float(nothing.detach()) == 0
+    assert torch.equal(gradient(nothing, p.v_1)[0], torch.zeros(N, D, dtype=torch.float64))
 
 
 def test_every_loss_is_public_and_says_its_equation() -> None:

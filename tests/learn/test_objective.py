@@ -13,6 +13,7 @@ from siammm.learn import losses
 from siammm.learn.clustering import Clustering
 from siammm.learn.cuda import update
 from siammm.learn.cuda.update import freshly_compiled
+from siammm.learn.grouping import Grouping
 from siammm.learn.networks import Predictions
 from siammm.learn.objective import batch_loss
 from siammm.learn.queue import Queued
@@ -121,6 +122,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "nce-samples": {"cluster_loss": "nce-samples"},
     "propos": {"cluster_loss": "scattering"},
     "swav": {"instance_loss": "none", "cluster_loss": "swapped", "queue_size": 10},
+    "groups": {"group_levels": "groups"},
+    "groups and clusters": {"group_levels": "both"},
 }
 
 
@@ -142,6 +145,12 @@ def test_every_objective_compiles_in_one_graph(name: str) -> None:
         queued = Queued(torch.randn(2, 10, D), scores, torch.ones(()) if swapped else None)
     temperature = None if objective.contrastive_temperature_end is None else torch.tensor(0.5)
     embedded = [torch.randn(B, D) for _ in range(4)]
+    grouping = None
+    if "groups" in name:
+        grouping = Grouping(3, N, D, torch.device("cpu"))
+        grouping.mu_GD.copy_(torch.nn.functional.normalize(torch.randn(3, D), dim=1))
+        grouping.group_N.copy_(torch.arange(N) % 3)
+        grouping.weight_N.copy_(torch.arange(N) % 2)
     prototypes = torch.nn.functional.normalize(torch.randn(K, D), dim=1)
 
     def found(compute: Any) -> tuple[torch.Tensor, ...]:
@@ -150,7 +159,7 @@ def test_every_objective_compiles_in_one_graph(name: str) -> None:
         scored = (v_1 @ prototypes.T, v_2 @ prototypes.T) if swapped else None
         loss = compute(
             objective, Predictions(v_1, v_2, z_1, z_2, scored), targets, position, [tables],
-            clustered=True, queued=queued, temperature=temperature,
+            clustered=True, grouping=grouping, queued=queued, temperature=temperature,
         )  # fmt: skip
         gradients = torch.autograd.grad(loss.total, leaves, allow_unused=True)
         nothing = torch.zeros(B, D)

@@ -21,18 +21,18 @@ FLAGS = {
     "demo": "--random-state",
     "compare": "--output --overwrite",
     "train": """
-        --output --overwrite --resume --resume-if-exists --allow-data-change --preset --method --image-key --label-key
-        --loader --workers --max-bad-images --max-pixels --image-size --view-size
-        --augmentation --crop-scale --backbone --embedding-dim --hidden-dim
-        --projector-layers --projector-norm --predictor-layers --predictor-hidden-dim --predictor-norm
-        --predictor-noise --momentum-encoder --zero-init-residual --instance-loss --cluster-loss --cluster-weight
+        --output --overwrite --resume --resume-if-exists --allow-data-change --preset --method --image-key
+        --label-key --loader --workers --max-bad-images --max-pixels --image-size --view-size --augmentation
+        --crop-scale --backbone --embedding-dim --hidden-dim --projector-layers --projector-norm
+        --predictor-layers --predictor-hidden-dim --predictor-norm --predictor-noise --momentum-encoder
+        --zero-init-residual --instance-loss --cluster-loss --cluster-weight --group-weight --group-levels
         --n-neighbours --temperature --size-weighting --concentration --concentration-dims --concentration-scale
         --normaliser --n-negatives --contrastive-temperature --contrastive-temperature-end --n-prototypes
         --prototype-temperature --queue-size --queue-after --n-components --more-components --cluster-after
-        --embeddings --centroids --n-init --em-steps --merge --merge-threshold --merge-floor --merge-share --epochs
-        --batch-size --accumulate --optimiser --learning-rate --weight-decay --momentum --trust-coefficient
-        --warmup-epochs --encoder-momentum --precision --compile --fused --probe --probe-every --image-cache
-        --save-every --tensorboard --device --random-state
+        --group-after --embeddings --centroids --n-init --em-steps --merge --merge-threshold --merge-floor
+        --merge-share --epochs --batch-size --accumulate --optimiser --learning-rate --weight-decay --momentum
+        --trust-coefficient --warmup-epochs --encoder-momentum --precision --compile --fused --probe
+        --probe-every --image-cache --save-every --tensorboard --device --random-state
     """,
     "cluster": """
         --output --overwrite --encoder --image-size --key --id-column --label-column --family --n-components

@@ -28,6 +28,7 @@ from siammm.data.loader import SMALL, Batch, open_loader
 from siammm.data.sources import open_source
 from siammm.learn.build import build_network, training_views
 from siammm.learn.loop import Training
+from siammm.learn.objective import Stage
 from siammm.settings.fields import with_settings
 from siammm.settings.training import TrainConfig
 
@@ -86,7 +87,7 @@ class Workload:
     def advance(self, steps: int, *, clustered: bool) -> None:
         """Take ``steps`` steps, without waiting for the device."""
         for batch in itertools.islice(self._stream, steps):
-            self.training.step(batch, self._number, clustered=clustered)
+            self.training.step(batch, self._number, Stage.CLUSTERS if clustered else Stage.INSTANCES)
             self._number += 1
 
     def check(self) -> None:

@@ -72,14 +72,13 @@ class Clustering:
         names = ("n_neighbours", "temperature", "size_weighting")
         return {name: getattr(self.objective, name) for name in names}
 
-    @property
-    def merge_settings(self) -> MergeSettings:
+    def merge_settings(self, within_GD: Tensor | None) -> MergeSettings:
         """How a round of merging chooses its pairs."""
         given, rule = self.settings, "auto" if self.settings.merge == "auto" else "paper"
         share = given.merge_share if rule == "auto" else 1.0  # the paper's rule has a pace of its own
         # An empty cluster is the first to merge, within the share: the share is the pace of K.
         limits = {"threshold": given.merge_threshold, "floor": given.merge_floor, "share": share}
-        return MergeSettings(rule=rule, drop_empty=False, **limits)
+        return MergeSettings(rule=rule, drop_empty=False, within_GD=within_GD, **limits)
 
     # -- Algorithm 1 --------------------------------------------------------------------------------------------------
 
@@ -101,17 +100,22 @@ class Clustering:
         self.refill(index_NH, weight_NH, kappa_K)
         return log_likelihood
 
-    def merge(self, samples: Samples) -> None:
-        """One round of merging, after an epoch, of clusters that have caught up with the embeddings it moved."""
+    def merge(self, samples: Samples, within_GD: Tensor | None = None) -> None:
+        """One round of merging, after an epoch, of clusters that have caught up with the embeddings it moved.
+
+        ``within_GD``: the directions of the groups, where these are known; clusters of different groups stay apart.
+        """
         if self.settings.merge == "none" or self.components is None:
             return
         components = self.components
         for _ in range(_STEPS_BEFORE_MERGING):
             components, _ = self._step(samples, components)
-        components, _ = merge.merge_round(samples, components, self.assignment, self.merge_settings, self.history)
+        components, _ = merge.merge_round(
+            samples, components, self.assignment, self.merge_settings(within_GD), self.history
+        )
         self.components = _own_kind(components)
 
-    def finish(self, samples: Samples, X: Tensor) -> VonMisesFisherMixture:
+    def finish(self, samples: Samples, X: Tensor, within_GD: Tensor | None = None) -> VonMisesFisherMixture:
         """The mixture that a run leaves: the last centroids, settled on the final embeddings X of this rank.
 
         The automatic rule continues until its test stops it: an epoch's share limits the pace of training, not the
@@ -121,7 +125,7 @@ class Clustering:
         assert self.components is not None, "a run without clusters has no mixture"
         components = merge.restarted(samples, self.components, self.components.centre_KD, self.assignment)
         if self.settings.merge == "auto":
-            settings = replace(self.merge_settings, drop_empty=True)
+            settings = replace(self.merge_settings(within_GD), drop_empty=True)
             components, self.history = merge.merged(
                 samples, components, self.assignment, settings, history=self.history, splits=False
             )

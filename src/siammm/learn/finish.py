@@ -75,16 +75,15 @@ def finish(training: Training) -> Trained:
     )
     if clustering.components is None:
         return trained
-    mixture = clustering.finish(training.joined(embedding_ND), embedding_ND)
+    groups = None if training.grouping is None else training.grouping.finish(training.joined(embedding_ND))
+    mixture = clustering.finish(training.joined(embedding_ND), embedding_ND, training.group_directions)
     share = mixture.predict_proba(embedding_ND.cpu().numpy()).max(axis=1).toarray().ravel()
     clusters = of_all(torch.as_tensor(mixture.labels_))
-    groups = Groups.none(int(mixture.n_components_))
-    if training.config.clustering.merge == "auto":  # a number that was given is not questioned
+    k, seed, centres = int(mixture.n_components_), training.config.run.random_state, mixture.mean_directions_
+    if groups is None and training.config.clustering.merge == "auto":  # a number that was given is not questioned
         index_N2 = of_all(torch.as_tensor(mixture.nearest(embedding_ND)))
-        k, seed = int(mixture.n_components_), training.config.run.random_state
-        centres = mixture.mean_directions_
         groups = find_groups(trained.embeddings, index_N2, k, unit=True, separate=True, seed=seed, centre_KD=centres)
-        groups = of_these_components(groups, trained.embeddings, clusters, k, centres)
+    groups = Groups.none(k) if groups is None else of_these_components(groups, trained.embeddings, clusters, k, centres)
     mixture.groups_ = groups
     return replace(
         trained,

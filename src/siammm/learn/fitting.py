@@ -10,6 +10,7 @@ import torch
 from siammm.core import ranks
 from siammm.core.memory import is_out_of_memory
 from siammm.data.loader import Batch, StreamingLoader
+from siammm.learn.objective import Stage
 
 if TYPE_CHECKING:
     from siammm.learn.loop import Training
@@ -44,7 +45,7 @@ def _fits(training: Training, size: int) -> bool:
             blank = torch.zeros(size, 3, side, side, dtype=torch.uint8, device=training.device)
             crops = (blank, blank.clone())
         batch = Batch(torch.arange(size, device=training.device), crops)
-        training.step(batch, 0, clustered=False)
+        training.step(batch, 0, Stage.INSTANCES)
         if training.device.type == "cuda":
             torch.cuda.synchronize(training.device)
     except Exception as error:

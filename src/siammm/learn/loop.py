@@ -34,9 +34,10 @@ from siammm.learn.bank import Bank, shard
 from siammm.learn.cuda import update as cuda
 from siammm.learn.encode import encode
 from siammm.learn.finish import Trained, finish
+from siammm.learn.grouping import Grouping
 from siammm.learn.guard import CollapseError, Health
 from siammm.learn.networks import Predictions
-from siammm.learn.objective import batch_loss, draw_negatives
+from siammm.learn.objective import Stage, batch_loss, draw_negatives
 from siammm.learn.observers import Listener, Recorder, Silent
 from siammm.learn.probing import Probes
 from siammm.learn.schedule import Schedule
@@ -106,6 +107,8 @@ class Training:
         # Only the first is saved; the others are trained beside it.
         self.clusterings = build.clusterings(config, n, device)
         self.clustering = self.clusterings[0]
+        self.grouping: Grouping | None = None
+        """The groups, once they have been looked for and found."""
         self.schedule = Schedule(config, self.steps_per_epoch, self.batch_size, device)
         self.optimiser = build.optimiser(config, self.network, self.schedule.learning_rate, fused=accelerates)
         self.tally = Tally(device)
@@ -145,12 +148,13 @@ class Training:
             if self.clustering_active and first_step == 0:
                 # E step: assign the images to the centroids of the last epoch. M step: directions and concentrations.
                 self.log_likelihood, *_ = [c.expectation_and_maximisation(self.samples()) for c in self.clusterings]
+                self._group()
             if first_step == 0:
                 self.tally.reset()
             self._clustered = None  # its memory is needed for the updates
             for batch in itertools.chain([] if first_batch is None else [first_batch], batches):
                 number = self.epoch * self.steps_per_epoch + self.step_in_epoch
-                self.step(batch, number, clustered=self.clustering_active)
+                self.step(batch, number, self.stage)
                 self.step_in_epoch += 1
                 self.listener.stepped(self.epoch, self.step_in_epoch, self.steps_per_epoch)
                 self._between_updates(started)
@@ -158,24 +162,24 @@ class Training:
             if self.clustering_active:
                 # Merge: join centroids that are close, by Eq. 11, or that the test of merge="auto" finds to be one.
                 for clustering in self.clusterings:
-                    clustering.merge(self.samples())
+                    clustering.merge(self.samples(), self.group_directions)
             self._end_of_epoch(time.monotonic() - started, self.steps_per_epoch - first_step)
         return self.finish()
 
-    def step(self, batch: Batch, number: int, *, clustered: bool) -> None:
+    def step(self, batch: Batch, number: int, stage: Stage) -> None:
         """Do update ``number`` of the run; on a GPU through ``AcceleratedUpdate``, which captures ``update``."""
         self.schedule.set(number)
         config = self.config
         negatives = draw_negatives(config.objective, self.clusterings, config.run.random_state, number, self.device)
         if self.accelerated is None:
-            self.update(batch, clustered, negatives)
+            self.update(batch, stage, negatives)
         else:
-            self.accelerated(self.update, batch, clustered, negatives)
+            self.accelerated(self.update, batch, stage, negatives)
 
-    def update(self, batch: Batch, clustered: bool, negatives: Sequence[Tensor | None] | None) -> None:
+    def update(self, batch: Batch, stage: Stage, negatives: Sequence[Tensor | None] | None) -> None:
         """One update of E, g and E_m. Never waits for the device, so that it can be captured.
 
-        ``clustered``: whether the clusters count yet. ``negatives``: for each clustering, the centroids that
+        ``stage``: what counts in the loss. ``negatives``: for each clustering, the centroids that
         nce-centroids contrasts with, None for all.
         """
         config, parts = self.config, self.config.optimisation.accumulate
@@ -196,7 +200,8 @@ class Training:
                 (v_1m.float(), v_2m.float()),
                 part.position_B,
                 self.clusterings,
-                clustered=clustered,
+                clustered=stage >= Stage.CLUSTERS,
+                grouping=self.grouping if stage == Stage.GROUPS else None,
                 negatives=negatives,
                 queued=None if self.queue is None else self.queue.read(self.network, self.schedule.epoch),
                 temperature=self.schedule.temperature,
@@ -251,6 +256,29 @@ class Training:
             for stream in randomness.NOISE_STREAMS
         )
         return first, second
+
+    def _group(self) -> None:
+        """Look for groups when it is time, and do their E and M step from then on."""
+        clustering, epochs = self.config.clustering, self.config.optimisation.epochs
+        begins = int(clustering.group_after * epochs)
+        if clustering.group_after < 1 and self.epoch == begins:
+            embedding_ND = ranks.all_gather_rows(self.clean_embeddings(), self.device)
+            self.grouping = Grouping.found(embedding_ND, self.device, seed=self.config.run.random_state)
+        if self.grouping is not None:
+            progress = (self.epoch - begins) / max(1, epochs - begins)
+            self.grouping.expectation_and_maximisation(self.samples(), progress=progress)
+
+    @property
+    def group_directions(self) -> Tensor | None:
+        """The mean direction of each group, once there are groups."""
+        return None if self.grouping is None else self.grouping.mu_GD
+
+    @property
+    def stage(self) -> Stage:
+        """What counts in the loss of this epoch."""
+        if self.grouping is not None:
+            return Stage.GROUPS
+        return Stage.CLUSTERS if self.clustering_active else Stage.INSTANCES
 
     @property
     def clustering_active(self) -> bool:
@@ -381,6 +409,8 @@ class Training:
         row = {"epoch": self.epoch, **means, **health.as_metrics(), "seconds": seconds, "images_per_second": rate}
         if self.clustering.components is not None:
             row |= {"n_clusters": self.clustering.n_components, "log_likelihood": self.log_likelihood}
+        if self.grouping is not None:
+            row |= {"n_groups": self.grouping.n_groups}
         if self.probes.is_due(self.epoch):
             row |= self.probes.measured(self.network, self.clustering, self.samples, autocast=self.autocast)
         self.metrics.append(row)

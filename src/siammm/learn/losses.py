@@ -178,6 +178,25 @@ def negative_centroids_loss(
 
 
 @without_autocast
+def group_loss(v_ND: Tensor, mu_GD: Tensor, group_N: Tensor, weight_N: Tensor, concentration: float = 10.0) -> Tensor:
+    """Tell the group of each sample that is sure of its own from the other groups.
+
+    Not in the paper: Eq. 14 at the level of groups, with one concentration for all, by which the loss is divided so
+    that it weighs as much as Eq. 9. Shapes: v (N, D), mu (G, D), group and weight (N,); a weight of 0 leaves a sample
+    out, and the mean is over the others. Returns a scalar of at least 0. Only v carries a gradient.
+    """
+    n, d = check_shape("v_ND", v_ND, (None, None))
+    check_shape("mu_GD", mu_GD, (None, d))
+    check_shape("weight_N", weight_N, (n,))
+    check_numbers("group_N", group_N, (n,))
+    check_positive("concentration", concentration)
+    v_ND = unit(v_ND)
+    loss_N = functional.cross_entropy(concentration * v_ND @ mu_GD.detach().to(v_ND.dtype).T, group_N, reduction="none")
+    weight_N = weight_N.detach().to(v_ND.dtype)
+    return (loss_N * weight_N).sum() / (concentration * weight_N.sum().clamp_min(1.0))
+
+
+@without_autocast
 def negative_samples_loss(
     v_ND: Tensor, cluster_N: Tensor, mu_ND: Tensor, kappa_N: Tensor, negatives_MD: Tensor, negative_cluster_M: Tensor
 ) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -15,10 +16,19 @@ from torch import Tensor
 from siammm.core.ranks import all_gather_batch, rank, sum_over_ranks, world_size
 from siammm.learn import losses, peer_losses
 from siammm.learn.clustering import Clustering
+from siammm.learn.grouping import Grouping
 from siammm.learn.losses import Gather
 from siammm.learn.networks import Predictions
 from siammm.learn.queue import Queued
 from siammm.settings.training import NCE_CONCENTRATION, ObjectiveConfig
+
+
+class Stage(IntEnum):
+    """What counts in the loss: the instance loss alone, clusters as well, or groups of images."""
+
+    INSTANCES = 0
+    CLUSTERS = 1
+    GROUPS = 2
 
 
 @dataclass(frozen=True)
@@ -38,14 +48,16 @@ def batch_loss(
     clusterings: Sequence[Clustering],
     *,
     clustered: bool,
+    grouping: Grouping | None = None,
     negatives: Sequence[Tensor | None] | None = None,
     queued: Queued | None = None,
     temperature: float | Tensor | None = None,
 ) -> BatchLoss:
     """Eq. 13 for one batch; with several clusterings, their mean is the cluster loss.
 
-    ``clustered``: whether the mixture's clusters count yet. ``negatives``: for each clustering, the centroids that
-    nce-centroids contrasts with, None for all. ``temperature``: that of the contrastive loss now, where it changes.
+    ``clustered``: whether the mixture's clusters count yet. ``grouping``: the groups, once they count. ``negatives``:
+    for each clustering, the centroids that nce-centroids contrasts with, None for all. ``temperature``: that of the
+    contrastive loss now, where it changes.
     """
     v_BD = (predictions.v_1.float(), predictions.v_2.float())
     nothing = v_BD[0].new_zeros((), dtype=torch.float32)
@@ -58,7 +70,7 @@ def batch_loss(
     if config.cluster_loss == "swapped":
         assert predictions.scores is not None, "swapped prediction needs prototypes"
         cluster = _swapped(config, predictions.scores, queued)
-    elif clustered and config.uses_mixture:
+    elif clustered and config.uses_mixture and (grouping is None or config.group_levels == "both"):
         parts = [
             _cluster_loss(config, predictions, target_BD, position_B, clustering, drawn)
             for clustering, drawn in zip(clusterings, negatives or [None] * len(clusterings), strict=True)
@@ -66,7 +78,13 @@ def batch_loss(
         cluster = torch.stack(parts).mean()
         if config.sharpened:  # concentrations multiply the gradient too; without them it is about that of Eq. 9
             cluster = cluster / NCE_CONCENTRATION
-    return BatchLoss(losses.final_loss(cluster, instance, config.cluster_weight), instance, cluster)
+    total = losses.final_loss(cluster, instance, config.cluster_weight)
+    if grouping is not None:
+        group_B, weight_B = grouping.group_N[position_B], grouping.weight_N[position_B]
+        # Both views at once, summed as Eq. 12 sums the instance loss of both.
+        group = 2 * losses.group_loss(torch.cat(v_BD), grouping.mu_GD, group_B.repeat(2), weight_B.repeat(2))
+        total, cluster = total + config.group_weight * group, cluster + group
+    return BatchLoss(total, instance, cluster)
 
 
 def draw_negatives(

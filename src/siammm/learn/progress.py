@@ -23,13 +23,24 @@ _SHOWN = {
     "instance_loss": "instance {:.3f}",
     "cluster_loss": "clusters {:.3f}",
     "n_clusters": "K {:,}",
+    "n_groups": "groups {:,}",
     "knn": "kNN {:.1%}",
     "linear": "linear {:.1%}",
     "ami": "AMI {:.3f}",
     "images_per_second": "{:,.0f} images/s",
 }
 # What a narrow terminal goes without, the first of these first.
-_DISPENSABLE = ("instance_loss", "cluster_loss", "linear", "images_per_second", "ami", "knn", "n_clusters", "loss")
+_DISPENSABLE = (
+    "instance_loss",
+    "cluster_loss",
+    "linear",
+    "images_per_second",
+    "ami",
+    "knn",
+    "n_groups",
+    "n_clusters",
+    "loss",
+)
 # Where there is no terminal, a line is printed this often, and for every epoch that was measured with labels.
 _SECONDS_BETWEEN_LINES = 30.0
 # The pace is that of so many epochs: with clusters they take longer, and longest while there are many.

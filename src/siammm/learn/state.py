@@ -12,6 +12,7 @@ from torch import Tensor
 from siammm.core import ranks
 from siammm.core.errors import InputError
 from siammm.learn import checkpoint
+from siammm.learn.grouping import Grouping
 from siammm.learn.guard import CollapseError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def save(training: Training) -> None:
         return
     tensors |= {
         **clustering_tensors(training),
+        **({} if training.grouping is None else checkpoint.with_prefix("grouping", training.grouping.as_tensors())),
         "totals": training.tally.totals,
         "random": torch.get_rng_state(),
         "ids": _as_tensor(training.loader.identifiers()),
@@ -82,6 +84,8 @@ def restore(training: Training, tensors: dict[str, Tensor], facts: dict[str, Any
     checkpoint.restore_optimiser(training.optimiser, checkpoint.grouped(tensors, "optimiser"))
     for name, clustering in zip(_clustering_names(training), training.clusterings, strict=True):
         clustering.restore(checkpoint.grouped(tensors, name))
+    grouping = checkpoint.grouped(tensors, "grouping")
+    training.grouping = Grouping.restored(grouping, training.device) if grouping else None
     if training.queue is not None:
         training.queue.view_2QD.copy_(tensors["queue"])
     first, last = training.bank.first, training.bank.last

@@ -177,6 +177,35 @@ def found(
     return _numbered(groups, x_ND, nearest_N2[:, 0], centre_KD)
 
 
+def among_samples(X: Any, *, seed: int = 0) -> Groups:
+    """The groups of rows of which only the direction counts, by the neighbour graph alone.
+
+    For embeddings of an encoder that is being trained with clusters: its loss draws these together, so that components
+    and the elbow would only see them again.
+    """
+    x_ND = _rows(X)
+    chosen = _drawn(len(x_ND), seed)
+    some_MD = _unit(x_ND[chosen].astype(np.float64))
+    if len(x_ND) < _LEAST_ROWS:
+        return Groups.none(1)
+    first = _Communities.of(some_MD, unit=True, seed=seed)
+    if first.ratio > LARGEST_RATIO or not first.label_M.any():
+        return replace(Groups.none(1), ratio=first.ratio)
+    basis_DP = _principal(some_MD, seed)
+    z_MP = some_MD @ basis_DP
+    label_M = _second_pass(z_MP, first.label_M, seed)
+    for _ in range(_BORDER_STEPS):
+        label_M = _assigned(z_MP, label_M)
+    weight_GP, offset_G = _discriminant(z_MP, label_M)
+    groups = Groups(np.zeros(1, dtype=np.int64), first.ratio, weight_GP @ basis_DP.T, offset_G, unit=True)
+    return _numbered(groups, x_ND, np.zeros(len(x_ND), dtype=np.int64), None)
+
+
+def of_directions(weight_GD: Array, ratio: float) -> Groups:
+    """Groups by the scores of directions, as training leaves them."""
+    return Groups(np.zeros(1, dtype=np.int64), ratio, weight_GD, np.zeros(len(weight_GD)), unit=True)
+
+
 def of_these_components(groups: Groups, X: Any, component_N: Any, k: int, centre_KD: Any = None) -> Groups:
     """The same groups for other components: those in which no component has most of its rows are left out."""
     x_ND, component_N = _rows(X), _rows(component_N)

@@ -69,6 +69,8 @@ class MergeSettings:
     """Whether the centres are directions."""
     drop_empty: bool = True
     """Drop components that no sample is nearest to at once, in addition to the share."""
+    within_GD: Tensor | None = None
+    """Directions of groups of samples: components that are nearest to different ones of them are not merged."""
 
 
 def merged(
@@ -178,11 +180,21 @@ def _chosen_pairs(
     """The pairs to merge, pair_P2, best first, at most ``most``; no component is in two of them."""
     if settings.rule == "auto":
         pair_P2 = acceptance.nearby_pairs(components.centre_KD, unit=settings.unit)
+        pair_P2 = pair_P2[_in_one_group(components, pair_P2, settings)]
         pairs = acceptance.proposals(acceptance.evidence(samples, found, pair_P2, unit=settings.unit), most)
         return torch.tensor(pairs, dtype=torch.int64, device=components.weight_K.device).reshape(-1, 2)
     statistics = pair_statistics(components.centre_KD, unit=settings.unit)
     pair_P2, distance_P = mutual_pairs(statistics.nearest_K, statistics.distance_K)
-    return pair_P2[distance_P - statistics.mean < settings.threshold * statistics.deviation][:most]
+    is_close_P = distance_P - statistics.mean < settings.threshold * statistics.deviation
+    return pair_P2[is_close_P & _in_one_group(components, pair_P2, settings)][:most]
+
+
+def _in_one_group(components: Components, pair_P2: Tensor, settings: MergeSettings) -> Tensor:
+    """Whether both of each pair are nearest to the same group; without groups, all are."""
+    if settings.within_GD is None:
+        return torch.ones(pair_P2.shape[0], dtype=torch.bool, device=pair_P2.device)
+    group_K = (components.centre_KD @ settings.within_GD.to(components.centre_KD).T).argmax(dim=1)
+    return group_K[pair_P2[:, 0]] == group_K[pair_P2[:, 1]]
 
 
 def _without_empty(

@@ -49,7 +49,7 @@ class Samples:
         else:
             for _ in self.chunks(self._stream_rows()):
                 pass  # one pass finds unusable rows before any other work is done
-        self.n_total, self._first = self.n_rows, 0
+        self.n_total, self.first_row = self.n_rows, 0
 
     def join_ranks(self) -> None:
         """Make these rows a shard of all ranks' rows. Every rank must take part."""
@@ -64,7 +64,7 @@ class Samples:
                 f"precision, and at least one row in all."
             )
         self.n_total = sum(counts)
-        self._first = sum(counts[: ranks.rank()])
+        self.first_row = sum(counts[: ranks.rank()])
 
     @property
     def resident(self) -> Tensor | None:
@@ -110,7 +110,7 @@ class Samples:
         else:  # a permutation would be far larger than the draw: draw some more, without repeats
             chosen = torch.randint(self.n_total, (count + count // 4 + 16,), generator=generator).unique()
             chosen = chosen[torch.randperm(chosen.numel(), generator=generator)[:count]].sort().values
-        mine = chosen[(chosen >= self._first) & (chosen < self._first + self.n_rows)] - self._first
+        mine = chosen[(chosen >= self.first_row) & (chosen < self.first_row + self.n_rows)] - self.first_row
         return ranks.all_gather_rows(self._take(mine), self.device)
 
     def _take(self, index: Tensor) -> Tensor:

@@ -16,11 +16,11 @@ _LEAST = {
     "concentration_dims": 2, "concentration_scale": 1e-6, "n_negatives": 1, "contrastive_temperature": 1e-6,
     "contrastive_temperature_end": 1e-6, "n_components": 1, "n_init": 1, "em_steps": 1, "merge_floor": 1, "epochs": 1,
     "batch_size": 2, "accumulate": 1, "learning_rate": 0, "weight_decay": 0, "trust_coefficient": 1e-9,
-    "warmup_epochs": 0, "probe_every": 1, "save_every": 0,
+    "warmup_epochs": 0, "probe_every": 1, "save_every": 0, "group_weight": 0,
 }  # fmt: skip
 _BETWEEN = {
     "max_bad_images": (0.0, 1.0), "crop_scale": (0.01, 1.0), "merge_share": (1e-6, 1.0),
-    "cluster_after": (0.0, 0.99), "queue_after": (0.0, 1.0), "momentum": (0.0, 0.9999),
+    "cluster_after": (0.0, 0.99), "group_after": (0.0, 1.0), "queue_after": (0.0, 1.0), "momentum": (0.0, 0.9999),
     "encoder_momentum": (0.0, 1.0), "random_state": (0, 2**31 - 1), "merge_threshold": (-100.0, 100.0),
 }  # fmt: skip
 # Nobody means more, and beyond it numbers no longer fit where they are kept.
@@ -56,6 +56,12 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
     if instance == "none" and clustering.cluster_after > 0:
         why = "with --instance-loss none nothing is learned before"
         yield f"--cluster-after is {clustering.cluster_after}, but {why}; use 0."
+    if clustering.group_after < 1 and not objective.uses_mixture:
+        why = f"--cluster-loss {cluster} fits no mixture"
+        yield f"--group-after is {clustering.group_after}, but {why}; use 1, or --cluster-loss mle."
+    if clustering.group_after < clustering.cluster_after:
+        given, after = clustering.group_after, clustering.cluster_after
+        yield f"--group-after is {given}, but clusters begin at --cluster-after {after}; use at least that."
     if config.method == "propos" and clustering.n_components is None:
         yield "--method propos needs the number of clusters; set it with --n-components."
     if cluster == "scattering" and clustering.merge != "none":

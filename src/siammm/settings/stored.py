@@ -18,7 +18,7 @@ _CHANGEABLE = frozenset({"data", "device", "workers", "save_every", "tensorboard
 # ... and the course of the rest: how long it is, and how fast.
 _COURSE = frozenset({"epochs", "learning_rate", "warmup_epochs"})
 # What follows from the number of epochs once that has changed.
-_FOLLOWING = frozenset({"cluster_after", "queue_after"})
+_FOLLOWING = frozenset({"cluster_after", "group_after", "queue_after"})
 # What a command is told to do, which is no setting of the run.
 _OF_THE_COMMAND = frozenset({"overwrite", "resume", "resume_if_exists", "allow_data_change"})
 
@@ -91,13 +91,14 @@ def _same_starts(stored: TrainConfig, changed: dict[str, Any]) -> dict[str, Any]
     if epochs is None or epochs < 1:
         return {}
     shares: dict[str, float] = {}
-    for name in ("cluster_after", "queue_after"):
+    for name in sorted(_FOLLOWING):
         first = int(value_of(stored, name) * before)
         if name == "cluster_after" and stored.objective.uses_mixture and epochs <= first:
             raise InputError(
                 f"--epochs is {epochs}, but the clusters of this run begin in epoch {first + 1}; give at least that."
             )
-        shares[name] = min(1.0, (first + 0.5) / epochs) if first else 0.0
+        # What was never to begin still does not.
+        shares[name] = min(1.0, (first + 0.5) / epochs) if 0 < first < before else float(first > 0)
     return shares
 
 

@@ -112,6 +112,12 @@ class ObjectiveConfig:
     cluster_weight: float = 1.0
     """Weight of the cluster loss."""
 
+    group_weight: float = 1.0
+    """With --group-after: weight of the loss that tells groups apart."""
+
+    group_levels: Literal["groups", "both"] = "groups"
+    """With --group-after: train with groups instead of clusters, or with both levels."""
+
     n_neighbours: int = 5
     """Nearest clusters that an image is softly assigned to (H); 1 is hard assignment."""
 
@@ -180,6 +186,9 @@ class ClusteringConfig:
 
     cluster_after: float = 0.25
     """Fraction of the epochs to train with the instance loss alone before clustering starts."""
+
+    group_after: float = 1.0
+    """Fraction of the epochs after which groups of images are looked for and trained with; 1 for never."""
 
     embeddings: Literal["bank", "clean"] = "bank"
     """Cluster the embeddings of the training views, or of a separate pass without augmentation."""

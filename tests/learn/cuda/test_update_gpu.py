@@ -2,59 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
-from siammm.data.loader import ResidentLoader, StreamingLoader
 from siammm.data.sources import open_source
 from siammm.learn.cuda import addresses, optimisers, update
 from siammm.learn.loop import Training
+from siammm.learn.objective import Stage
 from siammm.settings.fields import with_settings
 from siammm.settings.presets import PRESETS
+from tests.data.image_sets import example_images
+from tests.learn.cuda.gpu_runs import SMALL, images, losses, losses_of
 
-pytestmark = pytest.mark.gpu
-
-SMALL: dict[str, Any] = {
-    "data": "images", "hidden_dim": 64, "embedding_dim": 32, "batch_size": 32, "epochs": 3, "n_components": 24,
-    "optimiser": "sgd", "learning_rate": 0.1, "warmup_epochs": 0, "precision": "fp32", "compile": False,
-    "augmentation": "32", "accumulate": 1,
-}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Convolutions that repeat themselves, in full precision: else two runs of the same step drift apart by more than a
-    wrong one might, since cuDNN tries its convolutions before a capture and takes others than without."""
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-
-
-def images(n: int = 256, size: int = 32) -> np.ndarray:
-    """Smooth random pictures: noise alone has nothing that two views could share."""
-    rng = np.random.default_rng(0)
-    coarse = torch.from_numpy(rng.random((n, 3, 4, 4), dtype=np.float32))
-    fine = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bicubic").clamp(0, 1)
-    return (fine * 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
-
-
-def losses(device: str, *, captured: bool = True, beside: bool = True, **settings: Any) -> np.ndarray:
-    return _losses(device, captured, beside, tuple(sorted((SMALL | settings).items())))
-
-
-@functools.cache  # several tests compare with the same run
-def _losses(device: str, captured: bool, beside: bool, settings: tuple[tuple[str, Any], ...]) -> np.ndarray:
-    training = Training(with_settings(PRESETS["cifar"], **dict(settings)), open_source(images()), torch.device(device))
-    if training.accelerated is not None:
-        training.accelerated.captures &= captured
-        if not beside:
-            training.accelerated.side_stream = None
-    training.run()
-    training.close()
-    return np.array([[row["loss"], row["instance_loss"], row["cluster_loss"]] for row in training.metrics])
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("repeatable")]
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "lars", "adamw"])
@@ -93,32 +54,11 @@ def test_a_gpu_trains_as_a_cpu() -> None:
     np.testing.assert_allclose(losses("cuda", epochs=1), losses("cpu", epochs=1), atol=5e-3)
 
 
-# Importing torch's compiler warns of what torch itself still uses.
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch hides it, unless warnings are errors
-# Fused, only the augmentation and the loss are compiled; else the networks too, here small ones, to save time.
-@pytest.mark.parametrize("settings", [{"fused": True}, {"fused": False, "backbone": "conv-small"}], ids=str)
-def test_a_compiled_step_trains_as_one_that_is_not(settings: dict[str, Any]) -> None:
-    # One epoch: compiled code rounds bf16 elsewhere, and after an epoch the two drift apart.
-    settings = settings | {"epochs": 1}
-    np.testing.assert_allclose(losses("cuda", compile=True, **settings), losses("cuda", **settings), atol=1e-2)
-
-
-def test_both_views_in_one_batch_train_as_each_by_itself() -> None:
-    np.testing.assert_allclose(losses("cuda", fused=True, epochs=1), losses("cuda", fused=False, epochs=1), atol=5e-3)
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_encoders_side_by_side_train_as_one_after_the_other(accumulate: int) -> None:
-    settings = {"fused": True, "accumulate": accumulate}
-    np.testing.assert_allclose(losses("cuda", **settings), losses("cuda", beside=False, **settings), atol=5e-3)
-
-
 def test_updates_by_kernels_train_as_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     found = losses("cuda", optimiser="lars")
     monkeypatch.setattr(addresses, "supports", lambda *lists: False)
     settings = tuple((SMALL | {"optimiser": "lars"}).items())
-    np.testing.assert_allclose(found, _losses.__wrapped__("cuda", True, True, settings), atol=5e-3)
+    np.testing.assert_allclose(found, losses_of.__wrapped__("cuda", True, True, settings), atol=5e-3)
 
 
 def test_muon_in_a_captured_step_turns_as_in_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,23 +87,29 @@ def test_a_captured_step_in_parts_trains_as_an_uncaptured_one() -> None:
     np.testing.assert_allclose(losses("cuda", **settings), losses("cuda", captured=False, **settings), atol=5e-3)
 
 
+@pytest.mark.parametrize("levels", ["groups", "both"])
+def test_groups_count_in_a_captured_step(levels: str) -> None:
+    """Images of four colours; clusters count from the second epoch on, groups from the third."""
+    settings = {"cluster_after": 0.3, "group_after": 0.6, "epochs": 4, "group_levels": levels, "backbone": "conv-small"}
+    config = with_settings(PRESETS["cifar"], **(SMALL | settings))
+    found: list[list[float]] = []
+    for captured in (True, False):
+        colours = example_images(256, size=(16, 16), n_classes=4).images
+        training = Training(config, open_source(colours), torch.device("cuda"))
+        assert training.accelerated is not None
+        training.accelerated.captures &= captured
+        training.run()
+        training.close()
+        assert training.grouping is not None
+        assert set(training.accelerated.graphs) == ({Stage.GROUPS} if captured else set())
+        found.append([row["loss"] for row in training.metrics[:3]])  # of one epoch with groups
+    np.testing.assert_allclose(found[0], found[1], atol=2e-2)
+
+
 def test_streamed_images_train_as_resident_ones() -> None:
     # One epoch: workers crop in bytes and the device in floats, a difference that grows with every epoch.
     streamed = losses("cuda", loader="streaming", workers=2, epochs=1)
     np.testing.assert_allclose(streamed, losses("cuda", loader="resident", epochs=1), atol=5e-2)
-
-
-@pytest.mark.parametrize("loader", ["resident", "streaming"])
-def test_a_resnet_50_takes_a_step_at_224_pixels(loader: str) -> None:
-    config = with_settings(
-        PRESETS["imagenet-200"], data="images", n_components=8, batch_size=32, epochs=1, loader=loader, compile=False,
-        workers=2,
-    )  # fmt: skip
-    training = Training(config, open_source(images(128, 256)), torch.device("cuda"))
-    assert isinstance(training.loader, ResidentLoader if loader == "resident" else StreamingLoader)
-    training.run()
-    training.close()
-    assert np.isfinite(training.metrics[-1]["loss"])
 
 
 def test_numbers_that_are_none_stop_a_captured_run_and_change_nothing() -> None:

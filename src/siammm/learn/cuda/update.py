@@ -26,9 +26,10 @@ from siammm.learn.cuda import triton_support
 from siammm.learn.cuda.fused import fuse
 from siammm.learn.cuda.update_kernels import FollowKernel
 from siammm.learn.networks import SiameseNetwork
+from siammm.learn.objective import Stage
 from siammm.settings.training import TrainConfig
 
-Update = Callable[[Batch, bool, Sequence[Tensor | None] | None], None]
+Update = Callable[[Batch, Stage, Sequence[Tensor | None] | None], None]
 
 # Updates before a capture, on a stream of their own: compilation and cuDNN's choices happen here.
 _WARM_UP = 3
@@ -85,26 +86,24 @@ class AcceleratedUpdate:
         if self.captures and network.momentum_encoder is not None:
             self.side_stream = torch.cuda.Stream(device)
             pieces.encode = self._encode_side_by_side
-        # The graph of an update depends on whether clusters count yet.
-        self.graphs: dict[bool, tuple[torch.cuda.CUDAGraph, Batch]] = {}
-        self._warm: dict[bool, int] = {}
+        # The graph of an update depends on what counts in its loss.
+        self.graphs: dict[Stage, tuple[torch.cuda.CUDAGraph, Batch]] = {}
+        self._warm: dict[Stage, int] = {}
 
-    def __call__(
-        self, update: Update, batch: Batch, clustered: bool, negatives: Sequence[Tensor | None] | None
-    ) -> None:
+    def __call__(self, update: Update, batch: Batch, stage: Stage, negatives: Sequence[Tensor | None] | None) -> None:
         """Do one update by ``Training.update``, which is an argument so that a training does not refer to itself."""
         if not self.captures:
-            first = clustered not in self._warm  # which may be compiled
+            first = stage not in self._warm  # which may be compiled
             with _without_advice() if first else nullcontext():
-                update(batch, clustered, negatives)
-            self._warm[clustered] = 1
-        elif clustered in self.graphs:
-            graph, inputs = self.graphs[clustered]
+                update(batch, stage, negatives)
+            self._warm[stage] = 1
+        elif stage in self.graphs:
+            graph, inputs = self.graphs[stage]
             _copy(batch, inputs)
             graph.replay()
         else:
             with _convolutions_tried(), _without_advice():
-                self._warm_up_or_capture(update, batch, clustered)
+                self._warm_up_or_capture(update, batch, stage)
 
     def _encode_side_by_side(self, x_1: Tensor, x_2: Tensor, noise: tuple[Tensor, Tensor] | None) -> Any:
         """``Training.encode`` with the two encoders on two streams: what either leaves idle, the other uses."""
@@ -120,24 +119,24 @@ class AcceleratedUpdate:
         here.wait_stream(self.side_stream)
         return predictions, targets
 
-    def _warm_up_or_capture(self, update: Update, batch: Batch, clustered: bool) -> None:
+    def _warm_up_or_capture(self, update: Update, batch: Batch, stage: Stage) -> None:
         """Run a few real updates on a side stream, then capture the one that all others replay."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            update(batch, clustered, None)
+            update(batch, stage, None)
         torch.cuda.current_stream().wait_stream(stream)
-        self._warm[clustered] = self._warm.get(clustered, 0) + 1
-        if self._warm[clustered] < _WARM_UP:
+        self._warm[stage] = self._warm.get(stage, 0) + 1
+        if self._warm[stage] < _WARM_UP:
             return
-        self.graphs.clear()  # once clusters count, they always will: the memory of the other graph is free
+        self.graphs.clear()  # a stage that is over does not come back: the memory of its graph is free
         inputs = Batch(batch.position_B.clone(), None if batch.crops is None else tuple(c.clone() for c in batch.crops))  # pyright: ignore[reportArgumentType]
         graph = torch.cuda.CUDAGraph()
         # What is captured is not run: the weights are those after the update above.
         # Only this thread is watched: another may be pinning memory for the next batch, which is no part of it.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            update(inputs, clustered, None)
-        self.graphs[clustered] = (graph, inputs)
+            update(inputs, stage, None)
+        self.graphs[stage] = (graph, inputs)
 
 
 @contextmanager
