@@ -87,3 +87,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to be in."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions that repeat themselves, in full precision, for tests that compare two trainings on a GPU.
+
+    Otherwise two runs of the same step drift apart by more than a wrong one might, since cuDNN tries its convolutions
+    before a capture and takes others than without.
+    """
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)

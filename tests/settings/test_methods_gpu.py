@@ -14,7 +14,7 @@ from siammm.settings.training import MethodName
 from tests.learn.small_runs import run_through, small_images
 from tests.settings.small_methods import PEERS, small_method
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("repeatable")]
 
 
 def losses_on(device: str, name: MethodName, *, captured: bool) -> list[float]:
