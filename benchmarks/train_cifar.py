@@ -139,6 +139,24 @@ def split(folder: Path, n_images: int | None, held_out: float | None) -> tuple[S
     return open_source(x[rest]), y[rest], open_source(other), other_labels
 
 
+def coarser(folder: Path) -> np.ndarray | None:
+    """The coarse class of each class, of a set that has both."""
+    train = np.load(folder / "train.npz")
+    if "coarse_labels" not in train:
+        return None
+    labels = train["labels"]
+    coarse = np.zeros(labels.max() + 1, dtype=np.int64)
+    coarse[labels] = train["coarse_labels"]
+    return coarse
+
+
+def clusters_scored(labels: np.ndarray, found: np.ndarray, prefix: str = "") -> dict[str, float]:
+    """How well what was found agrees with the labels, each score by its name."""
+    scores = clustering_scores(labels, found)
+    names = ("ami", "nmi", "ari", "hungarian_accuracy", "majority_accuracy")
+    return {prefix + name: getattr(scores, name) for name in names}
+
+
 @torch.no_grad()
 def view_embeddings(training: Training, number: int) -> np.ndarray:
     """Unit embeddings of an augmented view of each training image; those of one number share a stream of chance."""
@@ -250,18 +268,19 @@ def main() -> None:
             y, y_test = torch.from_numpy(labels), torch.from_numpy(other_labels)
             found[f"linear_{network}"] = linear_accuracy(bank, y, query, y_test)
     if trained.mixture is not None and trained.clusters is not None:
-        scores = clustering_scores(labels, trained.clusters)
         found |= {"n_clusters": trained.mixture.n_components_, "n_clusters_at_start": training.clustering.n_start}
-        names = ("ami", "nmi", "ari", "hungarian_accuracy", "majority_accuracy")
-        found |= {name: getattr(scores, name) for name in names}
+        found |= {"n_classes": len(np.unique(labels))} | clusters_scored(labels, trained.clusters)
         if trained.groups is not None and trained.group_labels is not None:
-            grouped = clustering_scores(labels, trained.group_labels)
             found |= {"n_groups": trained.groups.n_groups, "groups_ratio": trained.groups.ratio}
-            found |= {f"groups_{name}": getattr(grouped, name) for name in names}
             # Of images that were neither trained on nor clustered.
             judged = encode(trained.network, held, "embeddings").cpu().numpy()
-            grouped = clustering_scores(other_labels, trained.groups.predict(judged, trained.mixture.predict(judged)))
-            found |= {f"judged_groups_{name}": getattr(grouped, name) for name in names}
+            judged_groups = trained.groups.predict(judged, trained.mixture.predict(judged))
+            found |= clusters_scored(labels, trained.group_labels, "groups_")
+            found |= clusters_scored(other_labels, judged_groups, "judged_groups_")
+            coarse = coarser(args.data)
+            if coarse is not None:
+                found |= clusters_scored(coarse[labels], trained.group_labels, "groups_coarse_")
+                found |= clusters_scored(coarse[other_labels], judged_groups, "judged_groups_coarse_")
         found["k_curve"] = [row.get("n_clusters") for row in training.metrics]
     print(json.dumps({key: value for key, value in found.items() if key != "k_curve"}), flush=True)
     (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))
