@@ -11,6 +11,7 @@ from torch import Tensor
 
 from siammm.core import ranks
 from siammm.core.errors import InputError
+from siammm.data.view_settings import Channels, normalisation_from_plain
 from siammm.learn import checkpoint
 from siammm.learn.guard import CollapseError
 
@@ -46,8 +47,15 @@ def save(training: Training) -> None:
         "seconds": training.seconds,
         "log_likelihood": training.log_likelihood,
         "set_aside": training.loader.set_aside.reasons,
+        "normalisation": training.clean_view.normalisation,
     }
     training.recorder.save_checkpoint(tensors, facts)
+
+
+def normalisation(resume_from: tuple[Any, Mapping[str, Any]] | None) -> tuple[Channels, Channels] | None:
+    """Mean and deviation of the pixels in a checkpoint; None where those of the augmentation are meant."""
+    stored = None if resume_from is None else resume_from[1].get("normalisation")
+    return None if stored is None else normalisation_from_plain(stored)
 
 
 def _check_finite(tensors: Mapping[str, Tensor], training: Training) -> None:

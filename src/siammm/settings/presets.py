@@ -70,6 +70,29 @@ PRESETS: dict[PresetName, TrainConfig] = {
     ),
     # The same values as cifar for now; it has not been tuned on its own.
     "tiny": TrainConfig(preset="tiny"),
+    # Photographs, from known weights, which a training as long and as fast as that of new ones would have forgotten.
+    # AdamW at a rate that is usual for fine-tuning, and few epochs: with hundreds of images these are a few hundred
+    # updates, with ten thousands a few thousand. Two layers of projector, because each is a new one between what the
+    # backbone knows and the clusters. These begin soon, once the projector has found its feet, on a pass without
+    # augmentation, since the embeddings are good already. 224 pixels are what lite was trained on.
+    # Not tuned: chosen by these reasons.
+    "photos": TrainConfig(
+        preset="photos",
+        views=ViewConfig(image_size=224),
+        network=NetworkConfig(
+            backbone="tf_efficientnet_lite0", weights="lite", projector_layers=2, hidden_dim=1024, embedding_dim=128
+        ),
+        clustering=ClusteringConfig(cluster_after=0.2, embeddings="clean"),
+        optimisation=OptimisationConfig(
+            epochs=20,
+            batch_size=128,
+            optimiser="adamw",
+            learning_rate=5e-4,
+            weight_decay=0.01,
+            warmup_epochs=2,
+            encoder_momentum=0.99,
+        ),
+    ),
     # Clusters of so weak an encoder overlap, and merging would only stop at one or two, so eight are kept. Muon makes
     # the most of the few updates that a CPU can do, with long steps relative to the weights.
     "laptop": replace(
