@@ -25,7 +25,7 @@ class DataConfig:
 
     loader: Literal["auto", "resident", "streaming"] = "auto"
     """resident keeps all images on the device, streaming reads them with worker processes; auto picks resident for
-    data that is small and fits."""
+    images of one size that fit."""
 
     workers: int | None = None
     """Worker processes of the streaming loader; by default the number of cores minus one, at most 15."""
