@@ -39,6 +39,7 @@ from siammm.learn.loop import Training
 from siammm.metrics import clustering_scores, knn_accuracy, linear_accuracy
 from siammm.runs.images import image_loader
 from siammm.runs.models import features, open_model
+from siammm.runs.pretrained import is_foreign
 from siammm.runs.starting_weights import open_start, settings_of
 from siammm.settings.commands import ClusterConfig
 from siammm.settings.fields import with_settings
@@ -174,7 +175,7 @@ Found = tuple[dict[str, Any], np.ndarray, np.ndarray]
 
 def frozen(weights: str, images: Source, judged: Source, config: TrainConfig, device: torch.device) -> Found:
     """The encoder as it is, at the size of the training."""
-    model = open_model(weights, image_size=config.views.image_size, device=device)
+    model = open_model(weights, image_size=config.views.image_size if is_foreign(weights) else None, device=device)
 
     def encoded(source: Source) -> np.ndarray:
         loader = image_loader(source, model.view, config.reading, device)
