@@ -27,7 +27,7 @@ from siammm.runs.starting_weights import open_start, public_name, settings_of
 from siammm.settings.presets import PRESETS
 from tests.commands import TINY, refused
 from tests.data.image_sets import example_images, write_folder
-from tests.learn.small_runs import CPU, small_config, small_images
+from tests.learn.small_runs import CPU, run_through, small_config, small_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -70,6 +70,17 @@ def test_both_encoders_begin_with_the_weights_and_the_heads_anew(first: Path) ->
         assert all(torch.equal(known[key], found[key]) for key in known)
         heads = [next(one.projector.parameters()) for one in (encoder, run.network.encoder)]
         assert not torch.equal(*heads)
+
+
+def test_fused_updates_train_from_the_weights_too(first: Path) -> None:
+    """Both views in one batch: the same losses as one after the other."""
+    losses: list[float] = []
+    for fused in (False, True):
+        training = training_of(str(first), small_images(), fused=fused, compile=False, epochs=1)
+        assert bool(training.network.fused) == fused
+        run_through(training)
+        losses.append(training.metrics[0]["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_features_before_training_are_those_of_lite() -> None:
@@ -147,6 +158,7 @@ def test_a_run_keeps_the_normalisation_of_its_weights(tmp_path: Path, capsys: An
         patch.setattr(lite, "_file", lambda: pytest.fail("the weights were opened again"))
         assert main(["train", "--resume", str(run), "--epochs", "2", "--device", "cpu"]) == 0
     assert Run.open(run).view.normalisation == (lite.MEAN, lite.STD)
+    assert open_model(str(run)).record["started_from"] == "lite"
     second = training_of(str(run), example_images(32, size=(8, 8), n_classes=4).images)
     assert second.clean_view.normalisation == (lite.MEAN, lite.STD)
     assert second.clean_view.size == 32
