@@ -24,10 +24,11 @@ from siammm.runs import lite
 from siammm.runs.models import open_model
 from siammm.runs.run import Run
 from siammm.runs.starting_weights import open_start, public_name, settings_of
+from siammm.runs.writer import RunWriter
 from siammm.settings.presets import PRESETS
 from tests.commands import TINY, refused
 from tests.data.image_sets import example_images, write_folder
-from tests.learn.small_runs import CPU, run_through, small_config, small_images
+from tests.learn.small_runs import CPU, resumed, run_through, small_config, small_images, stopped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -70,6 +71,32 @@ def test_both_encoders_begin_with_the_weights_and_the_heads_anew(first: Path) ->
         assert all(torch.equal(known[key], found[key]) for key in known)
         heads = [next(one.projector.parameters()) for one in (encoder, run.network.encoder)]
         assert not torch.equal(*heads)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_at_a_rate_of_0_the_features_stay_what_they_were(fused: bool, first: Path, tmp_path: Path) -> None:
+    """BatchNorm keeps the statistics that the weights were trained with, also after a stop."""
+    settings: dict[str, Any] = settings_of(str(first)) | {"learning_rate": 0.0, "fused": fused, "compile": False}
+    config, source = small_config(**settings), open_source(small_images())
+    recorder = RunWriter.create(tmp_path / "run", config, {"fingerprint": source.fingerprint()})
+    training = Training(config, source, CPU, recorder=recorder, start=open_start(config, source))
+    before = encode(training.network, training.loader, "features")
+    stopped(training, 5)
+    again = run_through(resumed(config, tmp_path / "run"))
+    assert again.epoch == config.optimisation.epochs
+    assert torch.equal(encode(again.network, again.loader, "features"), before)
+    projector = again.network.encoder.projector
+    assert all(layer.training for layer in projector.modules())  # whose statistics are those of its own embeddings
+
+
+def test_where_a_layer_is_new_statistics_are_too(tmp_path: Path) -> None:
+    torch.save(build_backbone("resnet18", image_size=224).state_dict(), tmp_path / "w.pth")
+    given, source = f"timm:resnet18:{tmp_path / 'w.pth'}", open_source(small_images())
+    for image_size, is_new in ((32, True), (128, False)):
+        config = small_config(weights=given, backbone="resnet18", image_size=image_size)
+        network = build.new_network(config, image_size, image_size, open_start(config, source)).train()
+        backbone: Any = network.encoder.backbone
+        assert backbone.bn1.training == backbone.layer4[1].bn2.training == is_new
 
 
 def test_fused_updates_train_from_the_weights_too(first: Path) -> None:

@@ -23,6 +23,8 @@ class Start:
     """Those of the backbone that were found in the weights and fit, by the names that they have in the backbone."""
     normalisation: tuple[Channels, Channels]
     """Mean and deviation of the pixels that these weights were trained on."""
+    is_whole: bool
+    """Whether all of the backbone is known. Where a layer is new, so is what the layers behind it see."""
     sentence: str
     """What starts from the weights and what does not, for the user."""
 
@@ -33,6 +35,15 @@ def start_from(network: SiameseNetwork, start: Start) -> None:
     for encoder in (network.encoder, network.momentum_encoder):
         if encoder is not None:
             encoder.backbone.load_state_dict(start.tensors, strict=False)
+    keep_statistics(network, keeps=start.is_whole)
+
+
+def keep_statistics(network: SiameseNetwork, *, keeps: bool) -> None:
+    """Whether the backbones keep the statistics of BatchNorm; see ``Encoder``."""
+    for encoder in (network.encoder, network.momentum_encoder):
+        if encoder is not None:
+            encoder.keeps_statistics = keeps
+    network.train(network.training)
 
 
 def check_opened(config: TrainConfig, start: Start | None) -> None:

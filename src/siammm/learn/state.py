@@ -14,6 +14,7 @@ from siammm.core.errors import InputError
 from siammm.data.view_settings import Channels, normalisation_from_plain
 from siammm.learn import checkpoint
 from siammm.learn.guard import CollapseError
+from siammm.learn.start import keep_statistics
 
 if TYPE_CHECKING:
     from siammm.learn.loop import Training
@@ -48,6 +49,7 @@ def save(training: Training) -> None:
         "log_likelihood": training.log_likelihood,
         "set_aside": training.loader.set_aside.reasons,
         "normalisation": training.clean_view.normalisation,
+        "keeps_statistics": training.network.encoder.keeps_statistics,
     }
     training.recorder.save_checkpoint(tensors, facts)
 
@@ -87,6 +89,7 @@ def restore(training: Training, tensors: dict[str, Tensor], facts: dict[str, Any
     elif then is None:  # by an earlier version
         _check_same(sorted(facts["set_aside"]), sorted(training.loader.set_aside.reasons), carry_over=False)
     checkpoint.restore_module(training.network, checkpoint.grouped(tensors, "network"))
+    keep_statistics(training.network, keeps=bool(facts.get("keeps_statistics")))
     checkpoint.restore_optimiser(training.optimiser, checkpoint.grouped(tensors, "optimiser"))
     for name, clustering in zip(_clustering_names(training), training.clusterings, strict=True):
         clustering.restore(checkpoint.grouped(tensors, name))

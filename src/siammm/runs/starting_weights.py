@@ -92,7 +92,12 @@ def open_start(config: TrainConfig, source: Source) -> Start | None:
             f"Only {len(wanted) - len(anew)} of the {len(wanted)} tensors of timm's {backbone} are in --weights {name} "
             f"with the same name and shape; give timm:{backbone}, or weights of timm's model."
         )
-    return Start(tensors=fitting, normalisation=model.view.normalisation, sentence=_sentence(name, anew, wanted, found))
+    return Start(
+        tensors=fitting,
+        normalisation=model.view.normalisation,
+        is_whole=not anew,
+        sentence=_sentence(name, anew, wanted, found),
+    )
 
 
 def _sentence(name: str, anew: list[str], wanted: dict[str, Tensor], found: dict[str, Tensor]) -> str:
