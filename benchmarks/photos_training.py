@@ -1,7 +1,7 @@
 """Does training on one's own photographs improve a pretrained encoder? Three ways, with paired seeds.
 
     python benchmarks/photos_training.py run DATA.npz --output OUT [--kinds 10 --per-kind 60] [--seconds 560]
-    python benchmarks/photos_training.py table --output OUT
+    python benchmarks/photos_training.py table DATA.npz --output OUT [--kinds 10 --per-kind 60]
 
 *frozen* is the encoder as it is, and ``siammm cluster`` on its features; *trained* is the preset ``photos`` from these
 weights; *from nothing* is the same preset from random weights. DATA holds ``images`` and ``labels``, as
@@ -69,11 +69,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end what still runs after this long")
     parser.add_argument("--name", default="photos-training", help="table: the name of the record")
+    parser.add_argument("--note", default="", help="table: what a reader should know besides")
     parser.add_argument("--records", type=Path, help="table: the folder of the record (default: benchmarks/results)")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     if args.action == "table":
-        table(args.output, args.name, args.records)
+        table(args)
     elif args.action == "one":
         measure(args, args.ways[0], args.seeds[0])
     else:
@@ -83,10 +84,7 @@ def main() -> None:
 def run(args: argparse.Namespace) -> None:
     """Measure what has no file yet, each in a process of its own, all ways of a seed before the next."""
     ends = time.monotonic() + args.seconds
-    same = [f"--output={args.output}", f"--weights={args.weights}", f"--device={args.device}"]
-    for name in ("kinds", "per_kind", "parity"):
-        value = getattr(args, name)
-        same += [] if value is None else [f"--{name.replace('_', '-')}={value}"]
+    same = [f"--output={args.output}", f"--weights={args.weights}", f"--device={args.device}", *choice(args)]
     for seed, way in itertools.product(args.seeds, args.ways):
         if file_of(args.output, way, seed).exists():
             continue
@@ -99,6 +97,12 @@ def run(args: argparse.Namespace) -> None:
         except (subprocess.TimeoutExpired, ValueError):
             print("out of time; the same command goes on", flush=True)
             return
+
+
+def choice(args: argparse.Namespace) -> list[str]:
+    """The flags that choose images."""
+    given = {name: getattr(args, name) for name in ("parity", "kinds", "per_kind")}
+    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
 
 
 def measure(args: argparse.Namespace, way: str, seed: int) -> None:
@@ -225,8 +229,9 @@ def file_of(folder: Path, way: str, seed: int) -> Path:
     return folder / f"{way.replace(' ', '-')}-{seed}.json"
 
 
-def table(folder: Path, name: str, records: Path | None) -> None:
-    """Write the record of all that was measured."""
+def table(args: argparse.Namespace) -> None:
+    """Write the record of all that was measured; the flags that chose the images are named in it."""
+    folder = args.output
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     if not runs:
         sys.exit(f"Nothing was measured in {folder}; run it first.")
@@ -254,16 +259,18 @@ the preset `photos` from `{first["weights"]}`{changed}. kNN (20 voters) and line
 {first["n_judged"]:,} images that were neither trained on nor clustered, by the backbone's features; AMI is of the
 images that were. "Groups of features" are what `siammm cluster` finds in the backbone's features.
 Seconds are those of the whole way, from images to features, on a machine that may have done other things too.
+
+{args.note}
 """
     measured = {
         key: "; ".join(dict.fromkeys(str(run[key]) for run in runs)) for key in ("commit", "hardware", "software")
     }
-    own = [f"--set {' '.join(first['settings'])}"] if first["settings"] else []
-    measured["command"] = " ".join(["python benchmarks/photos_training.py run", first["data"], *own])
+    own = [*choice(args), "--set", *first["settings"]] if first["settings"] else choice(args)
+    measured["command"] = " ".join(["python benchmarks/photos_training.py run", args.data or first["data"], *own])
     seeds = ", ".join(map(str, sorted({run["seed"] for run in runs})))
     n = f"{first['n']:,} images, {first['n_judged']:,} judged"
     title = "Does training on one's own photographs improve a pretrained encoder?"
-    print(record.write(name, title, body, seeds=seeds, n=n, measured=measured, output=records))
+    print(record.write(args.name, title, body, seeds=seeds, n=n, measured=measured, output=args.records))
 
 
 def spread(values: list[float]) -> str:
