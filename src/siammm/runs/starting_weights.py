@@ -102,7 +102,7 @@ def open_start(config: TrainConfig, source: Source) -> Start | None:
 
 def _sentence(name: str, anew: list[str], wanted: dict[str, Tensor], found: dict[str, Tensor]) -> str:
     """What starts from the weights, and what starts anew."""
-    heads = "projector and predictor start anew"
+    heads = "the heads start anew"
     if not anew:
         return f"The backbone starts from {name}; {heads}."
     parts = [f"{key} {_difference(wanted[key], found.get(key))}" for key in anew[:_SHOWN]]
