@@ -26,6 +26,7 @@ from siammm.core.memory import is_out_of_memory
 from siammm.core.streams import unbreakable
 from siammm.core.text import one_line, printable, shown
 from siammm.settings import commands
+from siammm.settings.fields import with_settings
 from siammm.settings.flags import arranged, has_short_help
 from siammm.settings.methods import METHODS, with_method
 from siammm.settings.presets import PRESETS
@@ -144,12 +145,12 @@ def _subcommand(name: str, kind: type, arguments: Sequence[str], *, whole: bool,
 
 
 def _starting_point(arguments: Sequence[str]) -> TrainConfig:
-    """The settings that the flags of train change: those of the run to resume, or of the preset and method.
+    """The settings that the flags of train change: those of the run to resume, or of preset, weights and method.
 
     These flags must be known before the others are parsed. Wrong values are reported then, with all other flags.
     """
     scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--resume", "--preset", "--method"):
+    for flag in ("--resume", "--preset", "--weights", "--method"):
         scan.add_argument(flag, nargs="?")
     given, _ = scan.parse_known_args(arguments)
     if given.resume is not None:
@@ -162,7 +163,20 @@ def _starting_point(arguments: Sequence[str]) -> TrainConfig:
         else:
             return starting_point(stored)
     preset = PRESETS.get(given.preset, TrainConfig())
+    if given.weights is not None:
+        preset = _with_weights(preset, given.weights, is_given=given.preset is not None)
     return with_method(preset, given.method) if given.method in METHODS else preset
+
+
+def _with_weights(preset: TrainConfig, weights: str, *, is_given: bool) -> TrainConfig:
+    """The preset with the network of the weights to start from; unless it ``is_given``, that for known weights."""
+    from siammm.runs.starting_weights import PRESET, settings_of
+
+    try:
+        settings = settings_of(weights)
+    except SiamMMError:
+        return preset
+    return with_settings(preset if is_given or not settings else PRESETS[PRESET], **settings)
 
 
 def _fail(message: str, code: int) -> int:

@@ -24,11 +24,13 @@ from siammm.learn.loop import Training
 from siammm.learn.networks import SiameseNetwork
 from siammm.learn.observers import Silent
 from siammm.learn.progress import TrainingProgress
+from siammm.learn.start import NO_WEIGHTS
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.groups import Groups
 from siammm.runs import files
 from siammm.runs.network_file import save_network
 from siammm.runs.run import Run
+from siammm.runs.starting_weights import PRESET, open_start, settings_of
 from siammm.runs.writer import run_lock
 from siammm.settings.checks import check_settings
 from siammm.settings.fields import value_of, with_settings
@@ -40,7 +42,7 @@ Images = Any
 """An array of uint8 images (N, H, W, 3), a path, or a source: whatever ``siammm train`` takes."""
 
 # Settings of training that are parameters of the estimator.
-_DIRECT = ("epochs", "batch_size", "backbone", "image_size", "n_components", "merge")
+_DIRECT = ("epochs", "batch_size", "backbone", "weights", "image_size", "n_components", "merge")
 
 
 class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
@@ -48,10 +50,14 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
 
     Parameters
     ----------
-    preset : {"auto", "cifar", "cifar-fast", "tiny", "laptop", "demo", "imagenet-100", "imagenet-200"}, default="auto"
-        The settings to start from; "auto" chooses by the size of the images.
+    preset : {"auto", "cifar", "cifar-fast", "tiny", "photos", "laptop", "demo", "imagenet-100", "imagenet-200"},
+            default="auto"
+        The settings to start from; "auto" chooses by the size of the images, or "photos" if ``weights`` are given.
     epochs, batch_size, backbone, image_size, n_components : optional
         As in ``siammm train``; None is the preset's.
+    weights : str or None, default=None
+        Weights that the backbone starts from, as in ``siammm train``: "lite", "timm:MODEL", a run; "none" for random
+        ones. None is the preset's. Unless they are given, ``backbone`` and, for a run, ``image_size`` are theirs.
     merge : {"auto", "paper", "none"} or None, default=None
         How clusters merge; None is the preset's.
     settings : mapping, optional
@@ -107,6 +113,7 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         epochs: int | None = None,
         batch_size: int | None = None,
         backbone: str | None = None,
+        weights: str | None = None,
         image_size: int | None = None,
         n_components: int | None = None,
         merge: Literal["auto", "paper", "none"] | None = None,
@@ -116,7 +123,8 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         progress: bool = False,
     ) -> None:
         self.preset, self.epochs, self.batch_size, self.backbone = preset, epochs, batch_size, backbone
-        self.image_size, self.n_components, self.merge, self.settings = image_size, n_components, merge, settings
+        self.weights, self.settings = weights, settings
+        self.image_size, self.n_components, self.merge = image_size, n_components, merge
         self.device, self.random_state, self.progress = device, random_state, progress
 
     def fit(self, X: Images, y: object = None) -> Self:
@@ -134,8 +142,9 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
         check_settings(config)
         with contextlib.ExitStack() as stack:
             device = stack.enter_context(processes.setup(self.device)).device
+            start = open_start(config, source)
             listener = stack.enter_context(TrainingProgress()) if self.progress else Silent()
-            training = Training(config, source, device, listener=listener)
+            training = Training(config, source, device, listener=listener, start=start)
             stack.callback(training.close)
             trained = training.run()
         assert trained.mixture is not None
@@ -268,7 +277,11 @@ class SiamMM(ClusterMixin, TransformerMixin, BaseEstimator, ModelHubMixin):
     def _config(self, source: Source) -> TrainConfig:
         chosen = {name: getattr(self, name) for name in _DIRECT}
         settings = {name: value for name, value in chosen.items() if value is not None} | dict(self.settings or {})
-        preset = preset_for(source) if self.preset == "auto" else self.preset
+        weights = str(settings.get("weights", NO_WEIGHTS))
+        settings = settings_of(weights) | settings
+        preset = self.preset
+        if preset == "auto":
+            preset = preset_for(source) if weights == NO_WEIGHTS else PRESET
         if preset not in PRESETS:
             raise InputError(f"preset is {preset!r}, but it must be one of auto, {', '.join(PRESETS)}.")
         settings |= {"data": source.name, "device": self.device, "random_state": self.random_state}

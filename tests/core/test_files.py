@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,42 @@ def test_a_new_file_leaves_no_scratch_files(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["file"]
     with pytest.raises(InputError, match="exists; choose another --output, or add --overwrite"):
         files.check_new_file(path, overwrite=False)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from siammm.core.files import new_file
+with new_file(Path(sys.argv[1]), overwrite=False) as (scratch, spool):
+    scratch.write_text("half")
+    spool.write_text("aside")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="locks of POSIX")
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "file.parquet"
+    other = tmp_path / ".another.parquet.0123abcd.spool"
+    other.touch()
+    subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    left = {entry.suffix for entry in tmp_path.iterdir() if entry != other}
+    assert left == {".partial", ".spool"}
+    with files.new_file(path, overwrite=False) as (scratch, _):
+        assert len(list(tmp_path.iterdir())) <= 3  # the other's, and this one's own
+        scratch.write_text("whole")
+    assert sorted(tmp_path.iterdir()) == [other, path]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="locks of POSIX")
+def test_what_a_living_process_writes_is_left_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with files.new_file(path, overwrite=True) as (scratch, spool):
+        scratch.write_text("first")
+        spool.write_bytes(b"aside")  # as it is written by a path of its own
+        with files.new_file(path, overwrite=True) as (later, _):
+            later.write_text("second")
+        assert spool.read_bytes() == b"aside"
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]

@@ -186,6 +186,27 @@ def test_large_images_and_images_of_different_sizes_are_streamed(tmp_path: Path)
     assert isinstance(opened(open_source(tmp_path)), StreamingLoader)
 
 
+@pytest.mark.parametrize(
+    ("n_images", "shape", "device", "free", "stays"),
+    [
+        (9_469, (128, 128), "cuda", 2**31, True),  # 465 MB
+        (9_469, (128, 128), "cuda", 2**30, False),
+        (9_469, (224, 224), "cuda", 2**33, True),  # 1.4 GB
+        (1_281_167, (224, 224), "cuda", 140 * 2**30, False),
+        (100, (1024, 1024), "cuda", 2**40, False),  # far larger than a view
+        (100_000, (64, 64), "cuda", 2**32, True),  # small images may take more: 1.2 of 4 GiB
+        (9_469, (128, 128), "cpu", 2**40, False),
+        (9_469, (96, 64), "cpu", 2**40, True),
+    ],
+)
+def test_what_stays_on_the_device_is_a_matter_of_its_memory(
+    n_images: int, shape: tuple[int, int], device: str, free: int, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2**50))
+    monkeypatch.setattr(loading, "free_memory", lambda: free)
+    assert loading.suits_resident(n_images, shape, 128, torch.device(device)) == stays
+
+
 def test_what_does_not_fit_is_streamed_or_refused(given: ExampleImages, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "_RESIDENT_SHARE", 0.0)
     assert isinstance(opened(given.images), StreamingLoader)

@@ -17,6 +17,7 @@ BACKBONES = [
     ("resnet18", 32, 4),
     ("resnet18.a1_in1k", 64, 2),
     ("resnet50", 32, 4),
+    ("tf_efficientnet_lite0", 64, 1),
     ("vit_tiny_patch16_224", 32, 1),
     ("test_convnext", 64, 1),
 ]

@@ -141,7 +141,7 @@ def test_a_draw_is_the_same_however_the_rows_are_sharded(
     drawn = []
     for rank, begin in enumerate(np.cumsum([0, *shards[:-1]])):
         shard = Samples(X[begin : begin + shards[rank]], device=CPU, unit=True)
-        shard.n_total, shard._first = 100, int(begin)
+        shard.n_total, shard.first_row = 100, int(begin)
         drawn.append(shard.draw(count, torch.Generator().manual_seed(0)))
     torch.testing.assert_close(torch.cat(drawn), whole, rtol=0, atol=0)
 

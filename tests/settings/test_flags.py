@@ -23,7 +23,7 @@ FLAGS = {
     "train": """
         --output --overwrite --resume --resume-if-exists --allow-data-change --preset --method --image-key
         --label-key --loader --workers --max-bad-images --max-pixels --image-size --view-size --augmentation
-        --crop-scale --backbone --embedding-dim --hidden-dim --projector-layers --projector-norm
+        --crop-scale --backbone --weights --embedding-dim --hidden-dim --projector-layers --projector-norm
         --predictor-layers --predictor-hidden-dim --predictor-norm --predictor-noise --momentum-encoder
         --zero-init-residual --instance-loss --cluster-loss --cluster-weight --group-weight --group-levels
         --n-neighbours --temperature --size-weighting --concentration --concentration-dims --concentration-scale
@@ -120,9 +120,9 @@ def test_the_help_is_short_and_says_where_the_rest_is(command: str, help_of: Any
     assert "--help-all" not in whole
 
 
-def test_the_help_of_train_shows_ten_settings_in_groups(help_of: Any) -> None:
+def test_the_help_of_train_shows_eleven_settings_in_groups(help_of: Any) -> None:
     text = help_of("train", "--help")
-    assert len(flags_in(text)) == 10
+    assert len(flags_in(text)) == 11
     titles = re.findall(r" (\w+) options ", text)
     assert titles == ["data", "learning", "cluster", "optimisation", "run"]
     assert re.findall(r" (\w+) options ", help_of("train", "--help-all")) == titles

@@ -16,6 +16,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
@@ -29,12 +30,13 @@ from siammm.data.sources import open_source
 from siammm.learn.build import build_network, training_views
 from siammm.learn.loop import Training
 from siammm.learn.objective import Stage
+from siammm.learn.start import NO_WEIGHTS
 from siammm.settings.fields import with_settings
 from siammm.settings.training import TrainConfig
 
 # The size of the data set that each preset is for.
 N_IMAGES = {
-    "cifar": 50_000, "cifar-fast": 50_000, "tiny": 100_000, "laptop": 5_000, "demo": 1_797,
+    "cifar": 50_000, "cifar-fast": 50_000, "tiny": 100_000, "photos": 10_000, "laptop": 5_000, "demo": 1_797,
     "imagenet-100": 1_281_167, "imagenet-200": 1_281_167,
 }  # fmt: skip
 _SIZES = {"cifar": 32, "tiny": 64, "demo": 8}
@@ -66,7 +68,9 @@ class Workload:
         else:
             n, side = _WAITING_BATCHES * batch_size, size * 256 // 224
         kind, k = "resident" if self.resident else "streaming", min(n // 4, config.clustering.n_components or n)
-        self.config = with_settings(config, image_size=size, loader=kind, workers=0, n_components=max(2, k))
+        sizes: dict[str, Any] = {"image_size": size, "n_components": max(2, k)}
+        # Weights do not change the time of a step, and their download might be measured.
+        self.config = with_settings(config, loader=kind, workers=0, weights=NO_WEIGHTS, **sizes)
         self.training = Training(self.config, open_source(images.arrays(n, side, seed)), device)
         self._stream = self._batches()
         if not self.resident:

@@ -38,8 +38,9 @@ from siammm.learn.fitting import fitting_batch_size
 from siammm.learn.loop import Interrupted, Trained, Training
 from siammm.learn.networks import CONV_SMALL
 from siammm.learn.progress import TrainingProgress, metrics_line
+from siammm.learn.start import NO_WEIGHTS, Start
 from siammm.metrics.clustering import clustering_scores
-from siammm.runs import files
+from siammm.runs import files, starting_weights
 from siammm.runs.images import open_images
 from siammm.runs.run import Run
 from siammm.runs.writer import RunWriter, check_run_folder, run_lock
@@ -84,6 +85,8 @@ class _Begun:
     source: Source
     folder: RunWriter | None
     """Where it is written; the first process alone has one."""
+    start: Start | None = None
+    """The weights that a new training starts from; one that goes on has those of its checkpoint."""
     checkpoint: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None
     carry_over: bool = False
     notes: list[str] = field(default_factory=list)
@@ -94,6 +97,8 @@ def _from_any_folder(config: TrainConfig) -> TrainConfig:
     changed: dict[str, Any] = {}
     if config.run.probe is not None:
         changed["probe"] = from_anywhere(config.run.probe)
+    if config.network.weights != NO_WEIGHTS:
+        changed["weights"] = starting_weights.from_anywhere(config.network.weights)
     if config.run.image_cache is not None:
         changed["image_cache"] = os.path.abspath(os.path.expanduser(config.run.image_cache))
     return with_settings(config, **changed)
@@ -117,6 +122,7 @@ def _start(config: TrainConfig, context: Context, stack: contextlib.ExitStack) -
     output, folder = _output(config), None
     with ranks.refused_together(context.device):
         source = open_images(data, config.reading)
+        start = starting_weights.open_start(config, source)
         if context.rank == 0:
             lock = run_lock(output, remedy="choose another --output", patience=config.resume_if_exists)
             lock.check_free()
@@ -129,7 +135,8 @@ def _start(config: TrainConfig, context: Context, stack: contextlib.ExitStack) -
                 "versions": {"siammm": siammm.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
             }
             folder = RunWriter.planned(output, config, facts, lock=lock, inventory=inventory)
-    return _Begun(config=config, source=source, folder=folder)
+    notes = [] if start is None else [start.sentence]
+    return _Begun(config=config, source=source, folder=folder, start=start, notes=notes)
 
 
 def _facts_of(source: Source, data: str) -> dict[str, Any]:
@@ -305,6 +312,7 @@ def _run(begun: _Begun, context: Context, console: Console) -> None:
                 recorder=folder,
                 listener=bars,
                 stop_requested=stop.requested,
+                start=begun.start,
                 resume_from=begun.checkpoint,
                 carry_over=begun.carry_over,
             )

@@ -12,6 +12,11 @@ from pathlib import Path
 from siammm.core.errors import InputError
 from siammm.core.text import one_line
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 _LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)
 
 
@@ -105,15 +110,45 @@ def check_new_file(path: Path, *, overwrite: bool) -> None:
 def new_file(path: Path, *, overwrite: bool) -> Iterator[tuple[Path, Path]]:
     """Two scratch files beside ``path``: the first becomes it when the block ends well, the second is for anything.
 
-    Whatever ends the block otherwise leaves nothing behind, and an earlier file as it was.
+    Whatever ends the block otherwise leaves nothing behind, and an earlier file as it was. A process that is killed
+    leaves both; the next one that writes ``path`` removes them.
     """
     check_new_file(path, overwrite=overwrite)
-    spool = path.with_name(f".{path.name}.{secrets.token_hex(4)}.spool")
+    spool: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left(path)
         with written_whole(path) as scratch:
-            yield scratch, spool
+            spool = scratch.with_suffix(".spool")
+            with _held(spool):
+                yield scratch, spool
     except OSError as error:
         raise unwritable(f"The output {path}", error, "choose another --output or make room") from error
     finally:
-        spool.unlink(missing_ok=True)
+        if spool is not None:
+            spool.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _held(spool: Path) -> Iterator[None]:
+    """Make an empty file that shows, by a lock on it, that its process is alive; the system lets go with the process.
+
+    Nobody else's file is removed where there are no such locks: better something left than something lost.
+    """
+    with spool.open("wb") as file:
+        if fcntl is not None:
+            with contextlib.suppress(OSError):  # not every file system has locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _remove_left(path: Path) -> None:
+    """Remove the scratch files that processes left beside ``path`` when they were killed."""
+    if fcntl is None:
+        return
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.spool")
+    for spool in [entry for entry in path.parent.iterdir() if pattern.fullmatch(entry.name)]:
+        with contextlib.suppress(OSError), spool.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while its process lives
+            spool.with_suffix(".partial").unlink(missing_ok=True)
+            spool.unlink()

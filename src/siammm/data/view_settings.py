@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,8 +24,9 @@ from siammm.data.randomness import uniforms
 Preset = Literal["auto", "digits", "32", "64", "224"]
 PRESETS: tuple[Preset, ...] = ("auto", "digits", "32", "64", "224")
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+Channels = tuple[float, float, float]
+IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
+IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
 
 # Crops tried before the centre crop is taken, as in torchvision's RandomResizedCrop.
 _TRIES = 10
@@ -110,6 +111,21 @@ class ViewSettings:
             )
 
     @property
+    def normalisation(self) -> tuple[Channels, Channels]:
+        """Mean and deviation."""
+        return self.mean, self.std
+
+    def normalised_by(self, normalisation: tuple[Channels, Channels] | None) -> ViewSettings:
+        """The same view with the mean and deviation of known weights, if there are any.
+
+        Pixels are normalised by one rule: a network sees them as its weights were trained to see them. New weights get
+        the values above (those of ImageNet, .5 for digits), weights that training starts from bring their own. They are
+        a part of the view, and the view goes with the network: into checkpoints, the file of the networks and exports.
+        So training, probes, ``embed``, ``evaluate`` and ONNX all normalise alike, wherever the weights came from.
+        """
+        return self if normalisation is None else replace(self, mean=normalisation[0], std=normalisation[1])
+
+    @property
     def turns(self) -> bool:
         """Whether the crop is ever turned or slanted."""
         return self.rotation > 0 or self.shear > 0
@@ -118,6 +134,12 @@ class ViewSettings:
     def jitters(self) -> bool:
         """Whether brightness, contrast, saturation or hue is ever changed."""
         return self.jitter_probability > 0 and max(self.brightness, self.contrast, self.saturation, self.hue) > 0
+
+
+def normalisation_from_plain(stored: Any) -> tuple[Channels, Channels]:
+    """Mean and deviation as JSON holds them; raises ``ValueError`` or ``TypeError`` if they are none."""
+    (r, g, b), (r_std, g_std, b_std) = stored
+    return (float(r), float(g), float(b)), (float(r_std), float(g_std), float(b_std))
 
 
 def _check_range(name: str, values: Sequence[float], low: float, high: float) -> None:

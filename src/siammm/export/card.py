@@ -12,7 +12,9 @@ from pathlib import PurePath
 
 from siammm import __version__
 from siammm.export.as_timm import TimmModel
+from siammm.learn.start import NO_WEIGHTS
 from siammm.runs.run import Run
+from siammm.runs.starting_weights import public_name
 
 _LONGEST_NAME = 120
 _SEAL = re.compile(r"\n<!-- written by siammm: ([0-9a-f]{64}) -->\n$")
@@ -40,7 +42,8 @@ def model_card(run: Run, timm_model: TimmModel | None, choice: str) -> str:
         "\n".join(["---", *yaml, "---"]),
         "# An image encoder and its clusters, learnt without labels",
         f"Trained by siammm {__version__} on {_images_of(run.encoder_run or run)}, at {run.view.size} x "
-        f"{run.view.size} pixels, for {run.config.optimisation.epochs:,} epochs, without labels. {found} The backbone "
+        f"{run.view.size} pixels, for {run.config.optimisation.epochs:,} epochs, without labels. "
+        f"{_start_of(network.weights)}{found} The backbone "
         f"is {as_code(network.backbone)}, with {run.network.encoder.num_features:,} features; images are clustered in "
         f"an embedding of {network.embedding_dim:,} dimensions.",
         "Fill in: what the images show, where they come from, and under what licence this may be used.",
@@ -49,6 +52,13 @@ def model_card(run: Run, timm_model: TimmModel | None, choice: str) -> str:
     ]
     text = "\n\n".join(paragraphs) + "\n"
     return f"{text}\n<!-- written by siammm: {_digest(text)} -->\n"
+
+
+def _start_of(weights: str) -> str:
+    """What the training started from, in which there may be labels."""
+    if weights == NO_WEIGHTS:
+        return ""
+    return f"It started from {as_code(public_name(weights))}; see there how these weights were trained. "
 
 
 def _images_of(run: Run) -> str:

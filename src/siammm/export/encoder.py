@@ -22,6 +22,7 @@ from siammm.learn.networks import Encoder
 from siammm.runs import files
 from siammm.runs.network_file import save_network
 from siammm.runs.run import EncoderChoice, Run, is_run_folder
+from siammm.runs.starting_weights import public_name
 
 
 def write_encoder(
@@ -36,6 +37,7 @@ def write_encoder(
     # Without folders of the machine that trained: an export is often public.
     config = replace(run.config, data=data_name(run.config.data), output=None, resume=None)
     config = replace(config, run=replace(config.run, probe=None))
+    config = replace(config, network=replace(config.network, weights=public_name(config.network.weights)))
     save_network(folder / files.NETWORKS, run.network, config, run.view)
     if run.has_clusters:
         run.mixture.save(folder / files.MIXTURE)

@@ -14,12 +14,13 @@ from siammm.core.checks import check_at_least
 from siammm.core.errors import InputError
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source
-from siammm.data.view_settings import ViewSettings, preset_for, views
+from siammm.data.view_settings import Channels, ViewSettings, preset_for, views
 from siammm.learn.batchnorm import synchronised
 from siammm.learn.clustering import Clustering
 from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
 from siammm.learn.optim import build_optimiser
 from siammm.learn.queue import Queue
+from siammm.learn.start import Start, start_from
 from siammm.settings.training import TrainConfig
 
 
@@ -52,11 +53,16 @@ def image_size(config: TrainConfig, source: Source) -> int:
     return min(shape) if shape is not None and max(shape) <= 96 else 224
 
 
-def new_network(config: TrainConfig, image_size: int, view_size: int) -> SiameseNetwork:
-    """The networks with weights by the seed; refuses views of another size for networks that are made for one size."""
+def new_network(config: TrainConfig, image_size: int, view_size: int, start: Start | None = None) -> SiameseNetwork:
+    """The networks with weights by the seed, or those that the backbone is to start from.
+
+    Refuses views of another size for networks that are made for one size.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.random_state)
         network = build_network(config, image_size)
+    if start is not None:
+        start_from(network, start)
     if view_size == image_size:
         return network
     body = network.encoder.backbone
@@ -150,7 +156,16 @@ def new_queue(config: TrainConfig, network: SiameseNetwork, device: torch.device
     return Queue(objective.queue_size, network.encoder.embedding_dim, device, seed=seed, starts_at=starts_at)
 
 
-def training_views(config: TrainConfig, image_size: int) -> tuple[ViewSettings, ViewSettings]:
+def clean_view(
+    config: TrainConfig, source: Source, normalisation: tuple[Channels, Channels] | None = None
+) -> ViewSettings:
+    """How an image is shown to the network without augmentation."""
+    return views(image_size(config, source), config.views.augmentation)[0].normalised_by(normalisation)
+
+
+def training_views(
+    config: TrainConfig, image_size: int, normalisation: tuple[Channels, Channels] | None = None
+) -> tuple[ViewSettings, ViewSettings]:
     """The settings of the two views: from the preset, or from the size of the images."""
     preset = config.views.augmentation
     preset = preset_for(image_size) if preset == "auto" else preset
@@ -161,7 +176,7 @@ def training_views(config: TrainConfig, image_size: int) -> tuple[ViewSettings, 
     if config.views.crop_scale is not None:
         scale = (config.views.crop_scale, 1.0)
         first, second = (dataclasses.replace(view, scale=scale) for view in (first, second))
-    return first, second
+    return first.normalised_by(normalisation), second.normalised_by(normalisation)
 
 
 def batch_size(config: TrainConfig, n_images: int) -> int:

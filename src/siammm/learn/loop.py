@@ -28,7 +28,6 @@ from siammm.core.errors import ZeroRowWarning
 from siammm.data import randomness
 from siammm.data.loader import Batch, Loader, ReaderError
 from siammm.data.sources import Source
-from siammm.data.view_settings import views
 from siammm.learn import build, guard, state
 from siammm.learn.bank import Bank, shard
 from siammm.learn.cuda import update as cuda
@@ -41,6 +40,7 @@ from siammm.learn.objective import Stage, batch_loss, draw_negatives
 from siammm.learn.observers import Listener, Recorder, Silent
 from siammm.learn.probing import Probes
 from siammm.learn.schedule import Schedule
+from siammm.learn.start import Start, check_opened
 from siammm.learn.tally import Tally
 from siammm.mixture.samples import Samples
 from siammm.settings.training import TrainConfig
@@ -74,16 +74,23 @@ class Training:
         recorder: Recorder | None = None,
         listener: Listener | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
+        start: Start | None = None,
         resume_from: tuple[dict[str, Tensor], dict[str, Any]] | None = None,
         carry_over: bool = False,
     ) -> None:
-        """``resume_from``: a checkpoint; with ``carry_over`` its run goes on although the images have changed."""
+        """``start``: the weights that the settings ask to start from.
+
+        ``resume_from``: a checkpoint; with ``carry_over`` its run goes on although the images have changed.
+        """
         self.config, self.device, self.recorder, self.stop_requested = config, device, recorder, stop_requested
         self.listener: Listener = listener or Silent()
-        self.clean_view = views(build.image_size(config, source), config.views.augmentation)[0]
+        if resume_from is None:
+            check_opened(config, start)
+        normalisation = state.normalisation(resume_from) if start is None else start.normalisation
+        self.clean_view = build.clean_view(config, source, normalisation)
         """How an image is read without augmentation."""
-        self.views = build.training_views(config, self.clean_view.size)
-        network = build.new_network(config, self.clean_view.size, self.views[0].size)
+        self.views = build.training_views(config, self.clean_view.size, normalisation)
+        network = build.new_network(config, self.clean_view.size, self.views[0].size, start)
         # Reading may take long: what can be refused has been by now.
         self.loader: Loader = build.open_images(
             config,

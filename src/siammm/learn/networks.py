@@ -12,7 +12,7 @@ import copy
 import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, Self, cast, get_args
 
 import torch
 import torch.nn.functional as functional
@@ -225,15 +225,30 @@ def predictor(dim: int = 256, hidden: int = 4096, layers: int = 2, *, last_norm:
 
 
 class Encoder(nn.Module):
-    """Backbone and projector: from images to embeddings. A projector without layers leaves features as they are."""
+    """Backbone and projector: from images to embeddings. A projector without layers leaves features as they are.
+
+    With ``keeps_statistics`` the backbone's BatchNorm normalises by its running statistics in training too, and these
+    stay as they are. Weights that training starts from were trained with them. Those of augmented views are others: in
+    a trial on photographs, an epoch at a learning rate of 0 cost a pretrained encoder 6 points of kNN in this way.
+    """
 
     def __init__(self, backbone: nn.Module, projector: nn.Module) -> None:
         super().__init__()
+        self.keeps_statistics = False
         self.backbone = backbone
         self.projector = projector
         self.num_features = int(cast(Any, backbone).num_features)
         widths = [layer.out_features for layer in projector.modules() if isinstance(layer, nn.Linear)]
         self.embedding_dim = widths[-1] if widths else self.num_features
+
+    def train(self, mode: bool = True) -> Self:
+        """For training or evaluation; BatchNorm that keeps its statistics is always as in evaluation."""
+        super().train(mode)
+        if mode and self.keeps_statistics:
+            for layer in self.backbone.modules():
+                if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                    layer.eval()
+        return self
 
     def features(self, x: Tensor) -> Tensor:
         """Features (N, num_features) of images, in single precision or better: for linear and kNN classifiers."""

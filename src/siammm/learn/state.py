@@ -11,9 +11,11 @@ from torch import Tensor
 
 from siammm.core import ranks
 from siammm.core.errors import InputError
+from siammm.data.view_settings import Channels, normalisation_from_plain
 from siammm.learn import checkpoint
 from siammm.learn.grouping import Grouping
 from siammm.learn.guard import CollapseError
+from siammm.learn.start import keep_statistics
 
 if TYPE_CHECKING:
     from siammm.learn.loop import Training
@@ -48,8 +50,16 @@ def save(training: Training) -> None:
         "seconds": training.seconds,
         "log_likelihood": training.log_likelihood,
         "set_aside": training.loader.set_aside.reasons,
+        "normalisation": training.clean_view.normalisation,
+        "keeps_statistics": training.network.encoder.keeps_statistics,
     }
     training.recorder.save_checkpoint(tensors, facts)
+
+
+def normalisation(resume_from: tuple[Any, Mapping[str, Any]] | None) -> tuple[Channels, Channels] | None:
+    """Mean and deviation of the pixels in a checkpoint; None where those of the augmentation are meant."""
+    stored = None if resume_from is None else resume_from[1].get("normalisation")
+    return None if stored is None else normalisation_from_plain(stored)
 
 
 def _check_finite(tensors: Mapping[str, Tensor], training: Training) -> None:
@@ -81,6 +91,7 @@ def restore(training: Training, tensors: dict[str, Tensor], facts: dict[str, Any
     elif then is None:  # by an earlier version
         _check_same(sorted(facts["set_aside"]), sorted(training.loader.set_aside.reasons), carry_over=False)
     checkpoint.restore_module(training.network, checkpoint.grouped(tensors, "network"))
+    keep_statistics(training.network, keeps=bool(facts.get("keeps_statistics")))
     checkpoint.restore_optimiser(training.optimiser, checkpoint.grouped(tensors, "optimiser"))
     for name, clustering in zip(_clustering_names(training), training.clusterings, strict=True):
         clustering.restore(checkpoint.grouped(tensors, name))

@@ -58,5 +58,8 @@ def _file() -> Path:
     places = [] if found is None else found.submodule_search_locations or []
     file = next((path for place in places for path in sorted((Path(place) / "models").glob("*.pth"))), None)
     if file is None:
-        raise InputError(f"The encoder lite needs {PACKAGE}, not installed here; pip install 'siammm[lite]'.")
+        raise InputError(
+            f"The encoder lite needs {PACKAGE}, not installed here; pip install 'siammm[lite]', or use "
+            f"timm:{ARCHITECTURE}, which timm downloads."
+        )
     return file

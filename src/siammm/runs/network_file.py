@@ -15,7 +15,7 @@ from torch import nn
 
 from siammm.core.errors import StoredFileError
 from siammm.core.files import written_whole
-from siammm.data.view_settings import ViewSettings, views
+from siammm.data.view_settings import ViewSettings, normalisation_from_plain, views
 from siammm.learn.build import build_network
 from siammm.learn.checkpoint import digest
 from siammm.learn.networks import Encoder, SiameseNetwork
@@ -30,6 +30,7 @@ _LARGEST_IMAGE = 2**14
 def save_network(path: Path, network: SiameseNetwork, config: TrainConfig, view: ViewSettings) -> None:
     """Write the networks; ``view`` is how images are shown to them without augmentation."""
     header = {"format": _FORMAT, "settings": as_plain(config), "image_size": view.size}
+    header["normalisation"] = view.normalisation
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}
     with written_whole(path) as scratch:
         save_file(tensors, scratch, metadata={"siammm": json.dumps(header)})
@@ -45,7 +46,9 @@ def read_header(path: Path) -> tuple[TrainConfig, ViewSettings]:
         config, size = from_plain(header["settings"], path), int(header["image_size"])
         if not 1 <= size <= _LARGEST_IMAGE:
             raise ValueError(f"images of {size} pixels")
-    return config, views(size, config.views.augmentation)[0]
+        stored = header.get("normalisation")  # an earlier version normalised as the augmentation says
+        view = views(size, config.views.augmentation)[0]
+        return config, view.normalised_by(None if stored is None else normalisation_from_plain(stored))
 
 
 def load_network(path: Path) -> SiameseNetwork:

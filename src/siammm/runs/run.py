@@ -34,6 +34,7 @@ from siammm.data.view_settings import ViewSettings
 from siammm.learn import checkpoint
 from siammm.learn.encode import encode, on_device
 from siammm.learn.networks import Encoder, SiameseNetwork
+from siammm.learn.start import NO_WEIGHTS
 from siammm.metrics.clustering import label_codes
 from siammm.mixture.estimator import GaussianMixture, VonMisesFisherMixture
 from siammm.mixture.groups import Groups
@@ -150,6 +151,12 @@ class Run:
         if self.clustering is None:
             return self.config.network.backbone
         return "" if self.clustering.encoder is None else printable(self.clustering.encoder["backbone"])
+
+    @property
+    def started_from(self) -> str | None:
+        """The weights that its training started from; None for random ones, and where nothing was trained."""
+        weights = NO_WEIGHTS if self.clustering is not None else self.config.network.weights
+        return None if weights == NO_WEIGHTS else printable(weights)
 
     @property
     def method(self) -> str:

@@ -27,7 +27,7 @@ _ANCHORS = 8
 # What the slow copy of an encoder is called, which most papers do not evaluate.
 _SLOW = ("momentum", "encoder_k", "target", "teacher", "ema")
 # A network with more random layers than that measures nothing that anybody means.
-_LEAST_SHARE = 0.9
+LEAST_SHARE = 0.9
 _SHOWN = 4
 # Counted by BatchNorm and used by nothing that is measured.
 COUNTER = "num_batches_tracked"
@@ -104,7 +104,7 @@ def load_matching(
                 best = (len(found), suits, prefix, found)
     found = {} if best is None else best[3]
     missing = [key for key in wanted if key not in found]
-    if len(found) < _LEAST_SHARE * len(wanted):
+    if len(found) < LEAST_SHARE * len(wanted):
         raise InputError(
             f"Only {len(found)} of the {len(wanted)} tensors of {name} are in {path} with the same name and shape "
             f"(not {_listed(missing)}; the file has {_listed(list(tensors))}); give a checkpoint of {name}, or name "

@@ -18,8 +18,8 @@ _PAGE = {"run", "data", "open", "audit", "evaluation", "compare", "map", "device
 # What the short help of a command shows; commands that are not named here always show all.
 _SHORT: dict[type, set[str]] = {
     TrainConfig: {
-        "data", "output", "resume", "preset", "image_size", "backbone", "n_components", "merge", "epochs", "batch_size",
-        "device",
+        "data", "output", "resume", "preset", "image_size", "backbone", "weights", "n_components", "merge", "epochs",
+        "batch_size", "device",
     },
     commands.ClusterConfig: {
         "data", "output", "overwrite", "encoder", "image_size", "key", "id_column", "label_column", "family",

@@ -47,8 +47,10 @@ _PROTOTYPES: dict[str, Any] = {
     "instance_loss": "none", "embedding_dim": 128, "projector_layers": 2, "projector_norm": "none",
     "predictor_layers": 0, "momentum_encoder": False, "prototype_temperature": 0.1, "cluster_after": 0.0,
 }  # fmt: skip
-# What a preset tunes for SiamMM's own losses does not apply to other methods.
-_UNTUNED: dict[str, Any] = {"contrastive_temperature_end": None, "cluster_weight": 1.0}
+# What a preset tunes for SiamMM's own losses does not apply to other methods, nor do heads without layers.
+_UNTUNED: dict[str, Any] = {
+    "contrastive_temperature_end": None, "cluster_weight": 1.0, "projector_layers": 3, "predictor_layers": 2,
+}  # fmt: skip
 # k-means from scratch in each epoch, with hard assignment.
 _K_MEANS: dict[str, Any] = {"n_neighbours": 1, "merge": "none", "centroids": "reinitialised"}
 

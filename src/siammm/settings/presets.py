@@ -70,6 +70,29 @@ PRESETS: dict[PresetName, TrainConfig] = {
     ),
     # The same values as cifar for now; it has not been tuned on its own.
     "tiny": TrainConfig(preset="tiny"),
+    # Photographs, from known weights: a short training at a low rate, so that what they know is not forgotten. The
+    # embedding is one linear layer and there is no predictor: at the start distances are nearly those of the
+    # backbone's features, where heads of several new layers would first have to be learnt. Clusters begin early, and
+    # are of images without augmentation. Merging is held at 64, because pretrained features overlap: merging alone
+    # ends at one to five clusters, and the groups, which are the result here, are made of clusters. Crops show more
+    # of an image than usual, and 224 pixels are what lite was trained on (``docs/decisions/0038``).
+    "photos": TrainConfig(
+        preset="photos",
+        views=ViewConfig(image_size=224, crop_scale=0.4),
+        network=NetworkConfig(
+            backbone="tf_efficientnet_lite0", weights="lite", embedding_dim=512, projector_layers=1, predictor_layers=0
+        ),
+        clustering=ClusteringConfig(cluster_after=0.25, embeddings="clean", merge_floor=64),
+        optimisation=OptimisationConfig(
+            epochs=20,
+            batch_size=128,
+            optimiser="adamw",
+            learning_rate=2e-4,
+            weight_decay=0.01,
+            warmup_epochs=2,
+            encoder_momentum=0.99,
+        ),
+    ),
     # Clusters of so weak an encoder overlap, and merging would only stop at one or two, so eight are kept. Muon makes
     # the most of the few updates that a CPU can do, with long steps relative to the weights.
     "laptop": replace(

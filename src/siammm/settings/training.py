@@ -25,7 +25,7 @@ class DataConfig:
 
     loader: Literal["auto", "resident", "streaming"] = "auto"
     """resident keeps all images on the device, streaming reads them with worker processes; auto picks resident for
-    data that is small and fits."""
+    images of one size that fit."""
 
     workers: int | None = None
     """Worker processes of the streaming loader; by default the number of cores minus one, at most 15."""
@@ -60,7 +60,11 @@ class NetworkConfig:
     """The encoder and its heads."""
 
     backbone: str = "resnet18"
-    """Any timm model, or conv-small for images of 8 to 16 pixels."""
+    """Any timm model, or conv-small for images of 8 to 16 pixels. With --weights, by default that of the weights."""
+
+    weights: str = "none"
+    """Weights that the backbone starts from: lite, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS or an
+    earlier run; none starts from random ones."""
 
     embedding_dim: int = 256
     """Dimensions of the embedding that is clustered."""
@@ -285,7 +289,7 @@ class RunConfig:
     """Random seed; the same seed gives the same run on the same machine."""
 
 
-PresetName = Literal["cifar", "cifar-fast", "tiny", "laptop", "demo", "imagenet-100", "imagenet-200"]
+PresetName = Literal["cifar", "cifar-fast", "tiny", "photos", "laptop", "demo", "imagenet-100", "imagenet-200"]
 MethodName = Literal["siammm", "byol", "simsiam", "moco-v3", "swav", "deepcluster-v2", "pcl", "propos"]
 
 
@@ -319,8 +323,8 @@ class TrainConfig:
     """With --resume: go on although images were changed, added or removed; clusters are carried over by name."""
 
     preset: PresetName = "cifar"
-    """Settings to start from: cifar (32 px), cifar-fast (GPU), tiny (64 px), laptop (CPU), demo, or the paper's:
-    imagenet-100, imagenet-200."""
+    """Settings to start from: cifar (32 px), cifar-fast (GPU), tiny (64 px), photos (from known weights; the
+    default with --weights), laptop (CPU), demo, or the paper's: imagenet-100, imagenet-200."""
 
     method: MethodName = "siammm"
     """SiamMM, or a method to compare it with, with the objective and recipe of its paper."""
