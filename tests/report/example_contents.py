@@ -340,6 +340,7 @@ def _suspects(example: Example, label: np.ndarray, draw: np.random.Generator) ->
             rank=at + 1,
             given=int(label[row]),
             proposed=int((label[row] + 1) % example.n_labels),
+            group_label=-1 if at % 2 else int((label[row] + 1) % example.n_labels),
             score=float(1 - at / (2 * len(rows))),
             evidence=[("neighbours", 0.1), ("mixture", 0.25), ("linear", float(draw.random()))],
         )

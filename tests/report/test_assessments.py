@@ -146,6 +146,17 @@ def test_suspects_are_those_below_the_threshold(run: Run, here: Path) -> None:
     assert suspects[0]["score"] == pytest.approx(0.99)
     assert suspects[0]["evidence"] == [("component", 0.25)]
     assert suspects[1]["evidence"] == [("component", 0.25), ("linear", 0.5)]
+    assert [suspect["group_label"] for suspect in suspects] == [-1, -1]  # an audit without groups
+
+
+def test_a_suspect_says_the_label_of_its_group_where_that_is_another(run: Run, here: Path) -> None:
+    labels, disagrees = ["label 0", "label 1", "label 1"], [False, True, True]
+    ids = [str(i) for i in (7, 3, 5)]
+    write_audit(here / "made-audit", ids, probability=[0.1] * 3, group_label=labels, group_disagrees=disagrees)
+    contents = gather(run, GatherSettings()).contents
+    names = contents["label_names"] or []
+    found = [suspect["group_label"] for suspect in contents["suspects"] or []]
+    assert [code if code < 0 else names[code] for code in found] == [-1, "label 1", "label 1"]
 
 
 def test_suspects_of_images_that_the_run_has_not(run: Run, here: Path) -> None:

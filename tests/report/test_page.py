@@ -320,6 +320,8 @@ def test_the_selected_suspects_are_downloaded(report: Watched):
     assert rows[0]["given_label"] == names[suspects[0]["given"]]
     assert rows[0]["proposed_label"] == names[suspects[0]["proposed"]]
     assert float(rows[0]["score"]) == suspects[0]["score"]
+    assert rows[0]["label_of_group"] == names[suspects[0]["group_label"]]
+    assert f"Its group is mostly {rows[0]['label_of_group']}." in page.inner_text("#section-suspects li >> nth=0")
     assert float(rows[0]["mixture"]) == 0.25
     page.get_by_label("Given label").select_option("2")
     page.get_by_label("Select all shown").check()

@@ -138,6 +138,7 @@ def read_suspects(run: Run, given: Path | None, labels: Labels, rows: Rows, note
                     rank=int(row["rank"]),
                     given=labels.code(row["label"]),
                     proposed=labels.code(row["suggested"]),
+                    group_label=labels.code(row.get("group_label") if row.get("group_disagrees") else None),
                     score=min(1.0, max(0.0, number(1.0 - row["probability"]))),
                     evidence=[(printable(name), min(1.0, max(0.0, number(value, 4)))) for name, value in said],
                 )

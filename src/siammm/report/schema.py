@@ -169,6 +169,7 @@ class Suspect(TypedDict):
     rank: int
     given: int
     proposed: int
+    group_label: int  # the commonest label of its group, where that is another than the given one; else -1
     score: float  # how likely the label is wrong, 0 to 1
     evidence: list[tuple[str, float]]  # name of each witness, and the probability that it gives the given label
 

@@ -3,10 +3,12 @@
 
 function suspectsCsv(list) {
   const witnesses = [...new Set(contents.suspects.flatMap((suspect) => suspect.evidence.map(([name]) => name)))];
-  const lines = [["rank", "image", "given_label", "proposed_label", "score", "cluster", ...witnesses]];
-  for (const { image, rank, score, given, proposed, evidence } of list) {
+  const lines = [["rank", "image", "given_label", "proposed_label", "score", "cluster", "label_of_group", ...witnesses]];
+  for (const { image, rank, score, given, proposed, group_label, evidence } of list) {
     const said = witnesses.map((name) => new Map(evidence).get(name) ?? "");
-    lines.push([rank, images.id[image], labelName(given), labelName(proposed), score, images.cluster[image], ...said]);
+    const group = group_label < 0 ? "" : labelName(group_label);
+    const cluster = images.cluster[image];
+    lines.push([rank, images.id[image], labelName(given), labelName(proposed), score, cluster, group, ...said]);
   }
   return csvText(lines);
 }
@@ -38,6 +40,7 @@ if (hasLabels) {
       const wanted = () => (chosen.size ? list.filter((_, i) => chosen.has(i)) : shown.map((i) => list[i]));
       const save = button("", () => download(suspectsCsv(wanted()), "suspect-labels.csv"), { class: "primary" });
       const witnesses = Math.max(...list.map((suspect) => suspect.evidence.length));
+      const disagree = list.some((suspect) => suspect.group_label >= 0);
 
       const refresh = () => {
         const here = shown.filter((i) => chosen.has(i)).length;
@@ -65,16 +68,18 @@ if (hasLabels) {
         const arrow = el("span.arrow", { "aria-hidden": "true" }, "\u2192");
         const name = named(images.id[image], "suspect-name");
         const change = span("change", named(given, "given"), arrow, named(proposed, "proposed"));
+        const mostly = suspect.group_label < 0 ? "" : visible(`Its group is mostly ${labelName(suspect.group_label)}.`);
+        const group = mostly ? [span("suspect-name", mostly)] : [];
         const item = el(
           `label.suspect ${chosen.has(i) ? "chosen" : ""}`,
           box,
           el("span.suspect-image", { "data-image": image }, thumbnailCanvas(image)),
-          span("suspect-text", change, name, span("evidence", ...evidence.map(witness))),
+          span("suspect-text", change, name, ...group, span("evidence", ...evidence.map(witness))),
           el("span.score", { title: "How likely the label is wrong" }, percent(score)),
         );
         return item;
       };
-      const rowHeight = () => Math.max(112, 76 + 20 * witnesses);
+      const rowHeight = () => Math.max(112, 76 + 20 * witnesses + 22 * disagree);
       const size = { minWidth: 340, maxColumns: 3, gap: 16, rowHeight };
       const grid = new VirtualGrid({ label: "Suspect labels", ...size, make: card });
       every.addEventListener("change", () => {
