@@ -9,7 +9,8 @@ weights; *from nothing* is the same preset from random weights. DATA holds ``ima
 each kind is held out, another fifth for each seed: the rest is trained on and clustered, without labels, and the
 held-out ones are classified by kNN and by a linear classifier that see the rest with labels.
 
-Each way and seed is kept as a JSON file in OUT, and is not run again: a call that a time limit ended goes on. Kinds of
+Each way, size and seed is kept as a JSON file in OUT, and is not run again: a call that a time limit ended goes on, and
+``--ways frozen --set image_size=224`` adds the encoder at another size. Kinds of
 Tiny-ImageNet with an even number are for development, those with an odd number for judging.
 """
 
@@ -52,6 +53,12 @@ COLUMNS = {
     "AMI of clusters": "clusters_ami", "groups of features": "feature_groups", "AMI of these": "feature_groups_ami",
     "seconds": "seconds",
 }  # fmt: skip
+GAINS = {
+    "knn": "kNN",
+    "linear": "linear",
+    "groups_ami": "AMI of groups",
+    "feature_groups_ami": "AMI of groups of features",
+}
 
 
 def main() -> None:
@@ -86,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
     ends = time.monotonic() + args.seconds
     same = [f"--output={args.output}", f"--weights={args.weights}", f"--device={args.device}", *choice(args)]
     for seed, way in itertools.product(args.seeds, args.ways):
-        if file_of(args.output, way, seed).exists():
+        if file_of(args.output, way, seed, settings(args, way, seed).views.image_size).exists():
             continue
         own = ["--ways", way, "--seeds", str(seed), "--set", *args.set]
         command = [sys.executable, __file__, "one", args.data, *same, *own]
@@ -130,7 +137,7 @@ def measure(args: argparse.Namespace, way: str, seed: int) -> None:
     facts = {"way": way, "seed": seed, "weights": args.weights, "n": len(images), "n_judged": len(judged)}
     facts |= {"kinds": len(np.unique(labels)), "data": Path(args.data).name, "size": config.views.image_size}
     facts |= {"settings": args.set, "epochs": config.optimisation.epochs, **record.circumstances()}
-    write_text(file_of(args.output, way, seed), json.dumps(found | facts, indent=1) + "\n")
+    write_text(file_of(args.output, way, seed, config.views.image_size), json.dumps(found | facts, indent=1) + "\n")
     print({name: found[name] for name in COLUMNS.values()}, way, seed, flush=True)
 
 
@@ -225,8 +232,8 @@ def unit(rows: np.ndarray) -> np.ndarray:
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
 
 
-def file_of(folder: Path, way: str, seed: int) -> Path:
-    return folder / f"{way.replace(' ', '-')}-{seed}.json"
+def file_of(folder: Path, way: str, seed: int, size: int | None) -> Path:
+    return folder / f"{way.replace(' ', '-')}-{size or 'own'}-{seed}.json"
 
 
 def table(args: argparse.Namespace) -> None:
@@ -235,29 +242,30 @@ def table(args: argparse.Namespace) -> None:
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     if not runs:
         sys.exit(f"Nothing was measured in {folder}; run it first.")
-    by_way = {way: {run["seed"]: run for run in runs if run["way"] == way} for way in WAYS}
-    rows = [
-        [way, str(len(own)), *(spread([run[column] for run in own.values()]) for column in COLUMNS.values())]
-        for way, own in by_way.items()
-        if own
-    ]
-    gains: list[str] = []
-    for column, what in (("knn", "kNN"), ("linear", "linear"), ("groups_ami", "AMI of groups")):
-        both = sorted(set(by_way["trained"]) & set(by_way["frozen"]))
-        gain = [by_way["trained"][seed][column] - by_way["frozen"][seed][column] for seed in both]
-        if gain:
-            gains.append(f"{what} {', '.join(f'{value:+.3f}' for value in gain)}")
     first = next((run for run in runs if run["way"] == "trained"), runs[0])
     size, epochs = first["size"], first["epochs"]
+    groups: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
+    for run in sorted(runs, key=lambda run: (WAYS.index(run["way"]), run["size"], run["seed"])):
+        groups.setdefault((run["way"], run["size"]), {})[run["seed"]] = run
+    rows = [
+        [way, str(pixels), str(len(own)), *(spread([run[name] for run in own.values()]) for name in COLUMNS.values())]
+        for (way, pixels), own in groups.items()
+    ]
+    trained, frozen = groups.get(("trained", size), {}), groups.get(("frozen", size), {})
+    both = [seed for seed in trained if seed in frozen]
+    gains = [
+        f"{what} {', '.join(f'{trained[seed][name] - frozen[seed][name]:+.3f}' for seed in both)}"
+        for name, what in GAINS.items()
+    ]
     changed = f", with {', '.join(first['settings'])}" if first["settings"] else ""
-    body = f"""{record.table(["way", "seeds", *COLUMNS], rows)}
+    body = f"""{record.table(["way", "pixels", "seeds", *COLUMNS], rows)}
 
-Mean and deviation over the seeds; trained beside frozen, by seed: {"; ".join(gains)}.
+Mean and deviation over the seeds; trained beside frozen at {size} pixels, by seed: {"; ".join(gains)}.
 
-{first["data"]}: {first["n"]:,} images of {first["kinds"]} kinds at {size} x {size} pixels, {epochs} epochs of
-the preset `photos` from `{first["weights"]}`{changed}. kNN (20 voters) and linear are accuracies on
-{first["n_judged"]:,} images that were neither trained on nor clustered, by the backbone's features; AMI is of the
-images that were. "Groups of features" are what `siammm cluster` finds in the backbone's features.
+{args.data or first["data"]}: {first["n"]:,} images of {first["kinds"]} kinds, {epochs} epochs of the preset `photos`
+from `{first["weights"]}`{changed}. kNN (20 voters) and linear are accuracies on {first["n_judged"]:,} images
+that were neither trained on nor clustered, by the backbone's features; AMI is of the images that were. "Groups of
+features" are what `siammm cluster` finds in the backbone's features.
 Seconds are those of the whole way, from images to features, on a machine that may have done other things too.
 
 {args.note}

@@ -42,11 +42,11 @@ def test_it_runs_from_a_bare_checkout_and_goes_on_where_it_was(tmp_path: Path) -
     command += ["--weights", str(tmp_path / "run"), "--seeds", "0", "1", "--set", *small]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "SIAMMM_COMMIT": "a1b2c3d"}
     subprocess.run([*command, "--ways", "frozen"], check=True, env=environment, cwd=tmp_path)
-    done = (tmp_path / "out" / "frozen-0.json").stat().st_mtime_ns
+    done = (tmp_path / "out" / "frozen-8-0.json").stat().st_mtime_ns
     subprocess.run(command, check=True, env=environment, cwd=tmp_path)
-    assert (tmp_path / "out" / "frozen-0.json").stat().st_mtime_ns == done
+    assert (tmp_path / "out" / "frozen-8-0.json").stat().st_mtime_ns == done
     assert len(list((tmp_path / "out").iterdir())) == 6
-    found = json.loads((tmp_path / "out" / "trained-1.json").read_text())
+    found = json.loads((tmp_path / "out" / "trained-8-1.json").read_text())
     assert (found["n"], found["n_judged"], found["kinds"], found["commit"]) == (48, 12, 3, "a1b2c3d")
     table = [
         sys.executable,
@@ -59,4 +59,4 @@ def test_it_runs_from_a_bare_checkout_and_goes_on_where_it_was(tmp_path: Path) -
     ]
     subprocess.run(table, check=True, env=environment, cwd=tmp_path)
     (record,) = (tmp_path / "rec").iterdir()
-    assert "| from nothing | 2 |" in record.read_text()
+    assert "| from nothing | 8 | 2 |" in record.read_text()

@@ -85,7 +85,7 @@ PRESETS: dict[PresetName, TrainConfig] = {
         clustering=ClusteringConfig(cluster_after=0.25, embeddings="clean", merge_floor=64),
         optimisation=OptimisationConfig(
             epochs=20,
-            batch_size=128,
+            batch_size=64,
             optimiser="adamw",
             learning_rate=2e-4,
             weight_decay=0.01,

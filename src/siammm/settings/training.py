@@ -323,8 +323,8 @@ class TrainConfig:
     """With --resume: go on although images were changed, added or removed; clusters are carried over by name."""
 
     preset: PresetName = "cifar"
-    """Settings to start from: cifar (32 px), cifar-fast (GPU), tiny (64 px), photos (from known weights; the
-    default with --weights), laptop (CPU), demo, or the paper's: imagenet-100, imagenet-200."""
+    """Settings to start from: cifar (32 px), cifar-fast (GPU), tiny (64 px), photos (from known weights, the default
+    with --weights; try siammm cluster first), laptop (CPU), demo, or the paper's: imagenet-100, imagenet-200."""
 
     method: MethodName = "siammm"
     """SiamMM, or a method to compare it with, with the objective and recipe of its paper."""
