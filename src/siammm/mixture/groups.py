@@ -42,7 +42,7 @@ import torch
 from sklearn.covariance import ledoit_wolf
 from sklearn.utils.extmath import randomized_svd
 
-from siammm.mixture.elbow import elbow, gaussian_twin, whitened_by_neighbours
+from siammm.mixture.elbow import elbow, whitened_by_neighbours
 from siammm.mixture.graph import Array, Graph, communities, neighbour_graph, path, so_many_communities
 
 MOST_ROWS = 3000
@@ -50,21 +50,21 @@ MOST_ROWS = 3000
 # and more classes have .19 to .6.
 LARGEST_RATIO = 0.65
 # Below this, the elbow is not asked. Pixels of digits have .17, and an encoder that was trained on them .12:
-# there the elbow sees ways of writing a digit (22 and 14 for ten). Images under a pretrained encoder have .35 and more.
+# there the elbow sees ways of writing a digit (19 and 14 for ten). Images under a pretrained encoder have .3 and more.
 CLEAR_RATIO = 0.25
-# In few dimensions the elbow of a single cloud can be sharp by chance, but its ratio is .81 to 1. Sets of two and more
-# classes have at most .78.
+# A single cloud that is bent, so that one half of its directions does say something about the other, has a ratio of .81
+# to 1. Sets of two and more classes have at most .78.
 LARGEST_RATIO_AT_ELBOW = 0.8
-# How sharp an elbow must be to say the number; chosen on the sets to develop on.
-LEAST_SHARPNESS = 0.025
+# How much of the scatter must be between groups that the other half of the directions gave. Single clouds that are not
+# bent have at most .05, sets to develop on at least .1.
+LEAST_SHARED = 0.07
 # With fewer samples nothing is claimed.
 _LEAST_ROWS = 60
 # Components whose ratio is at most so many times that of the communities are as clear as these. In synthetic mixtures,
 # whose components merging finds, it is 1.01 to 1.14 times; under encoders of images, where it does not, 1.25 to 2.
 _AS_CLEAR = 1.2
-# An elbow counts if it says so many times more groups. Elbows that say fewer are often those of a coarser level: 2 for
-# ten kinds of clothes.
-_FINER = 1.2
+# Components and an elbow whose numbers differ by no more than this share say the same.
+_NEAR = 0.2
 # More neighbours see coarser groups, if there are few rows; with many rows it makes little difference.
 _NEIGHBOURS, _ROWS_PER_NEIGHBOUR = (8, 15), 200
 _RESOLUTIONS = 0.12 * 1.3 ** np.arange(18)
@@ -151,22 +151,18 @@ def found(
     z_MP = some_MD @ basis_DP
     first = _Communities.of(some_MD, unit=unit, seed=seed)
     component_M, label_M = nearest_N2[chosen, 0], None
-    coarse = 1  # how many groups there are if the elbow is not asked
-    if separate and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio:
+    bend = elbow(some_MD, seed) if CLEAR_RATIO < first.ratio <= LARGEST_RATIO_AT_ELBOW else None
+    says = bend.n_groups if bend is not None and bend.shared >= LEAST_SHARED else None
+    if separate and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio and (says is None or _is_near(k, says)):
         # The components are as clear as any communities. Perhaps they have groups.
         label_K = of_components(nearest_N2[:, 0], nearest_N2[:, -1], k)
         # Without gaps: a group may have no row among those that decide.
         label_M = None if label_K is None else np.unique(label_K[component_M], return_inverse=True)[1]
-        coarse = k
+    elif says is not None:
+        space_MP = whitened_by_neighbours(z_MP - z_MP.mean(axis=0))
+        label_M = so_many_communities(neighbour_graph(space_MP, _neighbours_of(len(space_MP))), says)
     elif first.ratio <= LARGEST_RATIO and first.label_M.any():
         label_M = _second_pass(z_MP, first.label_M, seed)
-        coarse = int(label_M.max()) + 1
-    if CLEAR_RATIO < first.ratio <= LARGEST_RATIO_AT_ELBOW:
-        bend = elbow(some_MD, seed)
-        if bend.sharpness >= LEAST_SHARPNESS and bend.n_groups > _FINER * coarse:
-            space_MP = whitened_by_neighbours(z_MP - z_MP.mean(axis=0))
-            graph = neighbour_graph(space_MP, _neighbours_of(len(space_MP)))
-            label_M = so_many_communities(graph, bend.n_groups)
     if label_M is None or not label_M.any():
         return replace(Groups.none(k), ratio=first.ratio)
     for _ in range(_BORDER_STEPS):
@@ -189,6 +185,11 @@ def of_these_components(groups: Groups, X: Any, component_N: Any, k: int, centre
         if len(present_G) == len(offset_G):
             return _numbered(groups, x_ND, component_N, centre_KD)
         weight_GD, offset_G = weight_GD[present_G], offset_G[present_G]
+
+
+def _is_near(k: int, other: int) -> bool:
+    """Whether two numbers of groups are the same within a fifth, or one."""
+    return abs(k - other) <= max(1.0, _NEAR * max(k, other))
 
 
 def _numbered(groups: Groups, x_ND: Array, component_N: Array, centre_KD: Any) -> Groups:
@@ -257,6 +258,13 @@ class _Communities:
         """The same ratio for other groups of the samples, at the resolution that suits them best."""
         loss = np.array([self.graph.loss(label_M, float(resolution)) for resolution in _RESOLUTIONS])
         return float((loss / self.loss_of_gaussian).min())
+
+
+def gaussian_twin(x_ND: Array, seed: int) -> Array:
+    """As many rows from one Gaussian of the same mean and covariance: no groups, but the same shape."""
+    n, mean_D = len(x_ND), x_ND.mean(axis=0)
+    weight_NN = np.random.default_rng(seed).standard_normal((n, n), dtype=np.float32) / np.sqrt(n)
+    return weight_NN @ (x_ND - mean_D) + mean_D
 
 
 # -- among components -------------------------------------------------------------------------------------------------
