@@ -18,7 +18,7 @@ import numpy as np
 from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.special import gammaln
 
-from siammm.mixture.elbow import bends, elbow, finest, principal_scores, whitened_by_neighbours
+from siammm.mixture.elbow import bends, elbow, levels, principal_scores, whitened_by_neighbours
 from siammm.mixture.graph import Graph, neighbour_graph, so_many_communities
 from siammm.mixture.groups import gaussian_twin
 
@@ -172,7 +172,7 @@ CURVES: dict[str, Callable[[Curves], int]] = {
     "elbow against one Gaussian": lambda c: 2 + int(np.argmax(bends(c.against_gaussian_K))),
     "gap to one Gaussian": lambda c: 1 + int(np.argmax(c.against_gaussian_K)),
     "elbow of shared scatter": lambda c: 2 + int(np.argmax(bends(c.shared_K))),
-    "its finest elbow": lambda c: finest(c.shared_K),
+    "its finest elbow": lambda c: max(levels(c.shared_K), default=1),
     "elbow of shared information": lambda c: sharpest(c.tried_T, c.information_T),
     "both elbows": lambda c: sharpest(c.tried_T, c.shared_K[c.tried_T - 1], c.information_T),
     "halves agree": lambda c: c.tried_T[np.argmax(c.agreement_T)],

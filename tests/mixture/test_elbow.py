@@ -10,7 +10,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_mutual_info_score
 
 from siammm.mixture import groups
-from siammm.mixture.elbow import bends, elbow, finest, principal_scores, whitened_by_neighbours
+from siammm.mixture.elbow import Elbow, bends, elbow, levels, principal_scores, whitened_by_neighbours
 from siammm.mixture.graph import nearest, neighbour_graph, so_many_communities
 from tests.mixture.planted import kinds, unit
 
@@ -24,18 +24,18 @@ def bent_at(k: int, before: float, after: float, n: int = 200) -> np.ndarray:
 @pytest.mark.parametrize("k", [2, 3, 7, 40, 100])
 def test_the_sharpest_bend_is_found(k: int) -> None:
     gain = bent_at(k, 0.3, 0.1)
-    assert finest(gain) == k
+    assert levels(gain) == [k]
     assert bends(gain).max() == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize(("sharp", "found"), [(0.2, 40), (0.05, 4)])
-def test_of_two_levels_the_finer_one_if_it_is_sharp(sharp: float, found: int) -> None:
-    assert finest(bent_at(4, 0.5, 0.2) + bent_at(40, sharp, 0.0)) == found
+@pytest.mark.parametrize(("sharp", "found"), [(0.2, [4, 40]), (0.05, [4])])
+def test_kinds_of_kinds_have_two_levels(sharp: float, found: list[int]) -> None:
+    assert levels(bent_at(4, 0.5, 0.2) + bent_at(40, sharp, 0.0)) == found
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_too_few_numbers_for_a_bend(n: int) -> None:
-    assert finest(np.zeros(n)) == 1
+    assert levels(np.zeros(n)) == []
     assert len(bends(np.zeros(n))) == 0
 
 
@@ -46,8 +46,8 @@ def test_a_straight_gain_has_no_bend() -> None:
 @pytest.mark.parametrize("k", [2, 12, 40])
 def test_the_number_of_kinds(k: int) -> None:
     found = elbow(kinds(k, n=1000, spread=0.7)[0])
-    assert abs(found.n_groups - k) <= k // 40
-    assert found.shared > 0.3
+    assert abs(found.levels[0] - k) <= k // 40
+    assert found.shared(k) > 0.3
     assert found.gain_K[0] == 0
 
 
@@ -56,19 +56,18 @@ def test_halves_of_a_single_cloud_share_nothing_however_often_it_is_divided() ->
     stretched = rng.normal(size=(800, 64)) * np.linspace(3, 0.3, 64)
     for x in (rng.normal(size=(800, 64)), stretched, rng.random((800, 20)), rng.standard_t(3, (800, 10))):
         found = elbow(x)
-        assert found.shared < groups.LEAST_SHARED
         assert np.abs(found.gain_K).max() < groups.LEAST_SHARED
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_few_directions(d: int) -> None:
     found = elbow(np.random.default_rng(0).normal(size=(300, d)))
-    assert found.shared < groups.LEAST_SHARED
     assert np.isfinite(found.gain_K).all()
+    assert all(found.shared(number) < groups.LEAST_SHARED for number in found.levels)
 
 
 def test_equal_rows_share_nothing() -> None:
-    assert elbow(np.ones((100, 5))).shared <= 0
+    assert elbow(np.ones((100, 5))).gain_K.max() <= 0
 
 
 def test_whitened_rows_differ_from_their_neighbours_alike_in_all_directions() -> None:
@@ -120,13 +119,21 @@ def test_many_weak_kinds_are_not_a_dozen(monkeypatch: pytest.MonkeyPatch) -> Non
     assert groups.found(x, nobody, 1, unit=True, separate=False).n_groups < 20
 
 
-def test_clear_communities_say_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_clear_kinds_are_not_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the elbow says counts only where it is nearly as clear as the clearest communities."""
     x, _ = kinds(6, spread=0.4)
     nobody = np.zeros((len(x), 2), dtype=int)
-    monkeypatch.setattr(groups, "elbow", None)  # is not asked
-    found = groups.found(x, nobody, 1, unit=True, separate=False)
-    assert found.ratio < groups.CLEAR_RATIO
-    assert found.n_groups == 6
+    monkeypatch.setattr(groups, "elbow", lambda *_: Elbow([30], np.linspace(0, 1, 60)))
+    assert groups.found(x, nobody, 1, unit=True, separate=False).n_groups == 6
+    monkeypatch.setattr(groups, "_NEARLY_AS_CLEAR", np.inf)
+    assert groups.found(x, nobody, 1, unit=True, separate=False).n_groups > 20
+
+
+def test_of_two_levels_the_clearer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = kinds(6, spread=0.4)
+    nobody = np.zeros((len(x), 2), dtype=int)
+    monkeypatch.setattr(groups, "elbow", lambda *_: Elbow([2, 6, 30], np.linspace(0.1, 1, 60)))
+    assert groups.found(x, nobody, 1, unit=True, separate=False).n_groups == 6
 
 
 def test_two_components_are_not_the_answer_where_the_elbow_says_twelve(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ Three ideas, none of which needs a label or a number:
 3. **Each kind that is told apart removes as much scatter as the one before; the parts of a kind remove less.** The
    *gain*, minus the logarithm of the scatter that is left within K groups, rises with K as long as kinds are told
    apart, and has an elbow at their number: ``2 gain(K) - gain(K / 2) - gain(2 K)`` is largest there. Kinds of kinds
-   have an elbow at each level. The finest is taken whose sharpness is at least ``_NEARLY`` of the sharpest.
+   have an elbow at each level: those whose sharpness is at least ``_NEARLY`` of the sharpest are ``levels``.
 
 The scatter is averaged over three spaces (``_DIRECTIONS``), because the number of principal directions that hold the
 kinds is not known, and over rotations. Figures, and what was tried besides, are in ``docs/decisions/0037`` and
@@ -44,25 +44,28 @@ _NEIGHBOURS = 10
 _WHITENINGS = 6
 _MOST_GROUPS = 500
 _LEAST_PER_GROUP = 4
-# A finer elbow counts if it is so sharp, relative to the sharpest; and how far apart two elbows are at least.
-_NEARLY, _APART = 0.35, 1.5
+# An elbow counts if it is so sharp, relative to the sharpest; and how far apart two elbows are at least.
+_NEARLY, _APART = 0.25, 1.5
 # Rows for every principal direction and for every neighbour, so that both can be estimated.
 _ROWS_PER_DIRECTION, _ROWS_PER_NEIGHBOUR = 4, 8
 
 
 @dataclass(frozen=True)
 class Elbow:
-    """The number of groups at the elbow, and how much of the scatter is between them."""
+    """The numbers of groups at which the gain has an elbow, and how much of the scatter is between groups."""
 
-    n_groups: int
-    shared: float
-    """The share of the scatter in one half of the directions that is between groups of the other; 0 by chance."""
+    levels: list[int]
+    """From the fewest groups to the most."""
     gain_K: Array
-    """Minus the logarithm of the share that is left within K = 1, 2, ... groups."""
+    """Minus the logarithm of the share of the scatter that is left within K = 1, 2, ... groups."""
+
+    def shared(self, n_groups: int) -> float:
+        """The share of the scatter in half of the directions that is between groups of the other; 0 by chance."""
+        return 1 - float(np.exp(-self.gain_K[n_groups - 1]))
 
 
 def elbow(x_ND: Array, seed: int = 0) -> Elbow:
-    """The number of groups of these rows, by Euclidean distance."""
+    """The numbers of groups that these rows may have, by Euclidean distance."""
     random = np.random.default_rng(seed)
     number_K = np.arange(1, max(2, min(_MOST_GROUPS, len(x_ND) // _LEAST_PER_GROUP)) + 1)
     left: list[Array] = []
@@ -75,23 +78,23 @@ def elbow(x_ND: Array, seed: int = 0) -> Elbow:
             for own_NQ, other_NQ in (halves, halves[::-1]):
                 left.append(_scatter(linkage(own_NQ, "ward"), other_NQ)[: len(number_K)])
     if not left:
-        return Elbow(1, 0.0, np.zeros(len(number_K)))
+        return Elbow([], np.zeros(len(number_K)))
     # So many groups leave (N - K) / (N - 1) of the scatter by chance.
     left_K = np.mean(left, axis=0) * (len(x_ND) - 1) / (len(x_ND) - number_K)
     gain_K = -np.log(np.maximum(left_K, 1e-12))
-    n_groups = finest(gain_K)
-    return Elbow(n_groups, float(1 - left_K[n_groups - 1]), gain_K)
+    return Elbow(levels(gain_K), gain_K)
 
 
-def finest(gain_K: Array, nearly: float = _NEARLY) -> int:
-    """The largest number where the gain bends nearly as much as where it bends most."""
+def levels(gain_K: Array) -> list[int]:
+    """The numbers where the gain bends more than around them, and not much less than where it bends most."""
     bend = bends(gain_K)
     number = 2 + np.arange(len(bend))
-    for place in range(len(bend) - 1, -1, -1):
-        near = (number >= number[place] / _APART) & (number <= number[place] * _APART)
-        if bend[place] == bend[near].max() and bend[place] >= nearly * bend.max() > 0:
-            return int(number[place])
-    return 1
+    found: list[int] = []
+    for here, much in zip(number.tolist(), bend.tolist(), strict=True):
+        near = (number >= here / _APART) & (number <= here * _APART)
+        if much == bend[near].max() and much >= _NEARLY * bend.max() > 0:
+            found.append(here)
+    return found
 
 
 def bends(gain_K: Array) -> Array:

@@ -49,9 +49,6 @@ MOST_ROWS = 3000
 # Single classes of images have ratios of .69 to .96 under encoders that were not trained on their clusters; sets of two
 # and more classes have .19 to .6.
 LARGEST_RATIO = 0.65
-# Below this, the elbow is not asked. Pixels of digits have .17, and an encoder that was trained on them .12:
-# there the elbow sees ways of writing a digit (19 and 14 for ten). Images under a pretrained encoder have .3 and more.
-CLEAR_RATIO = 0.25
 # A single cloud that is bent, so that one half of its directions does say something about the other, has a ratio of .81
 # to 1. Sets of two and more classes have at most .78.
 LARGEST_RATIO_AT_ELBOW = 0.8
@@ -63,6 +60,10 @@ _LEAST_ROWS = 60
 # Components whose ratio is at most so many times that of the communities are as clear as these. In synthetic mixtures,
 # whose components merging finds, it is 1.01 to 1.14 times; under encoders of images, where it does not, 1.25 to 2.
 _AS_CLEAR = 1.2
+# Groups at the elbow count if their ratio is at most so many times that of the communities. On images under a
+# pretrained encoder it is 1 to 1.5 times, more with more kinds; for pixels of digits, where the elbow sees ways of
+# writing a digit (22 for ten), it is 2 to 3 times.
+_NEARLY_AS_CLEAR = 1.7
 # Components and an elbow whose numbers differ by no more than this share say the same.
 _NEAR = 0.2
 # More neighbours see coarser groups, if there are few rows; with many rows it makes little difference.
@@ -151,16 +152,15 @@ def found(
     z_MP = some_MD @ basis_DP
     first = _Communities.of(some_MD, unit=unit, seed=seed)
     component_M, label_M = nearest_N2[chosen, 0], None
-    bend = elbow(some_MD, seed) if CLEAR_RATIO < first.ratio <= LARGEST_RATIO_AT_ELBOW else None
-    says = bend.n_groups if bend is not None and bend.shared >= LEAST_SHARED else None
-    if separate and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio and (says is None or _is_near(k, says)):
+    at_elbow_M = _at_elbow(some_MD, z_MP, first, seed) if first.ratio <= LARGEST_RATIO_AT_ELBOW else None
+    says = k if at_elbow_M is None else int(at_elbow_M.max()) + 1
+    if separate and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio and _is_near(k, says):
         # The components are as clear as any communities. Perhaps they have groups.
         label_K = of_components(nearest_N2[:, 0], nearest_N2[:, -1], k)
         # Without gaps: a group may have no row among those that decide.
         label_M = None if label_K is None else np.unique(label_K[component_M], return_inverse=True)[1]
-    elif says is not None:
-        space_MP = whitened_by_neighbours(z_MP - z_MP.mean(axis=0))
-        label_M = so_many_communities(neighbour_graph(space_MP, _neighbours_of(len(space_MP))), says)
+    elif at_elbow_M is not None:
+        label_M = at_elbow_M
     elif first.ratio <= LARGEST_RATIO and first.label_M.any():
         label_M = _second_pass(z_MP, first.label_M, seed)
     if label_M is None or not label_M.any():
@@ -219,6 +219,20 @@ def _table(groups: Groups, x_ND: Array, component_N: Array, k: int) -> Array:
 
 
 # -- among samples ----------------------------------------------------------------------------------------------------
+
+
+def _at_elbow(x_MD: Array, z_MP: Array, first: _Communities, seed: int) -> Array | None:
+    """Groups at the elbow whose communities are the clearest, if they are nearly as clear as any."""
+    bend = elbow(x_MD, seed)
+    numbers = [number for number in bend.levels if bend.shared(number) >= LEAST_SHARED]
+    if not numbers:
+        return None
+    space_MP = whitened_by_neighbours(z_MP - z_MP.mean(axis=0))
+    graph = neighbour_graph(space_MP, _neighbours_of(len(space_MP)))
+    found = [so_many_communities(graph, number) for number in numbers]
+    ratios = [first.ratio_of(label_M) for label_M in found]
+    best = int(np.argmin(ratios))
+    return found[best] if ratios[best] <= _NEARLY_AS_CLEAR * first.ratio and found[best].any() else None
 
 
 def _second_pass(z_MP: Array, label_M: Array, seed: int) -> Array:
