@@ -37,7 +37,9 @@ from sklearn.utils.extmath import randomized_svd
 from siammm.mixture.graph import Array, nearest
 
 _DIRECTIONS = (32, 64, 128)
-_ROTATIONS = 2
+# Rotations: the fewest and the most, and so many for this number of rows. With 2 of 1,000 rows the number depends on
+# the seed (22 to 29 for twenty kinds), with 8 hardly (22 to 25). More rows need fewer, and each takes longer.
+_ROTATIONS, _ROWS_OVER_ALL = (3, 8), 8000
 _NEIGHBOURS = 10
 # The space is whitened so often. Neighbours change each time: a direction in which a kind is long counts less and less.
 # A kind that is seven times as long in one direction is found whole with four and more.
@@ -68,11 +70,13 @@ def elbow(x_ND: Array, seed: int = 0) -> Elbow:
     """The numbers of groups that these rows may have, by Euclidean distance."""
     random = np.random.default_rng(seed)
     number_K = np.arange(1, max(2, min(_MOST_GROUPS, len(x_ND) // _LEAST_PER_GROUP)) + 1)
+    fewest, most = _ROTATIONS
+    rotations = min(max(fewest, _ROWS_OVER_ALL // len(x_ND)), most)
     left: list[Array] = []
     for directions in _DIRECTIONS:
         z_NP = whitened_by_neighbours(principal_scores(x_ND, directions, seed))
         p = z_NP.shape[1]
-        for _ in range(_ROTATIONS if p > 1 else 0):
+        for _ in range(rotations if p > 1 else 0):
             turned_NP = z_NP @ np.linalg.qr(random.normal(size=(p, p)))[0]
             halves = turned_NP[:, : p // 2], turned_NP[:, p // 2 :]
             for own_NQ, other_NQ in (halves, halves[::-1]):
