@@ -8,21 +8,21 @@ another kind. Groups are looked for among the samples themselves:
    too, but no groups. The smallest ratio says how many groups there are, and the same again in the space that is
    whitened by the covariance within these. If the ratio is above ``LARGEST_RATIO``, as for a single cloud, no groups
    are claimed.
-2. Of more than a dozen kinds these are too few. So, unless the communities are very clear (``CLEAR_RATIO``), the elbow
-   of the scatter within groups is looked for as well (``elbow.py``). If it is sharp and says that there are many more,
-   the groups are the communities at the resolution that gives its number, in the space that is whitened by the
-   differences between neighbours.
+2. Of more than a dozen kinds these are too few. So the elbows of the scatter that two halves of the directions share
+   are looked for as well (``elbow.py``). Each gives a number, and this gives groups: the communities at the resolution
+   that has so many, in the space that is whitened by the differences between neighbours. Of these the clearest by the
+   ratio of step 1 are taken, if they are nearly as clear as the communities of step 1 (``_NEARLY_AS_CLEAR``).
 3. Borders by a linear discriminant: one Gaussian per group, all with the same covariance. So a group is a linear score,
    and new samples get a group and a probability.
 
 A sample of ``MOST_ROWS`` rows decides; all others get their group by step 3.
 
-Where the components are as clear as the communities of step 1, as in data that is a mixture, they take their place, and
-groups are looked for among them: the *second* nearest component of a sample is hard to tell from the first, and counted
-over all samples this gives a graph of components (``of_components``). Its communities are the groups if they are
-clearer than those of components that are placed at random.
+Where the components are as clear as the communities of step 1 and about as many as step 2 says, as in data that is a
+mixture, they take their place, and groups are looked for among them: the *second* nearest component of a sample is hard
+to tell from the first, and counted over all samples this gives a graph of components (``of_components``). Its
+communities are the groups if they are clearer than those of components that are placed at random.
 
-The figures, and the rules that were tried besides, are in ``docs/decisions/0027``, ``0035`` and ``0037``.
+The figures, and the rules that were tried besides, are in ``docs/decisions/0027``, ``0035``, ``0037`` and ``0038``.
 
 Legend:  N samples, M samples that decide, D dimensions, P principal directions, K components, G groups, E edges.
 """
