@@ -27,6 +27,7 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import silhouette_score
 from sklearn.mixture import GaussianMixture
 
+import elbow_rules
 from siammm import VonMisesFisherMixture
 from siammm.metrics import clustering_scores
 from siammm.mixture import groups as mixture_groups
@@ -242,7 +243,7 @@ def by_merging(x_ND: np.ndarray, seed: int, *, start: int = 100, groups: bool) -
 
 def by_communities(x_ND: np.ndarray, seed: int) -> Labels:
     """What ``groups`` finds without the elbow (decision 0035 alone)."""
-    with mock.patch.object(mixture_groups, "LEAST_SHARPNESS", np.inf):
+    with mock.patch.object(mixture_groups, "LEAST_SHARED", np.inf):
         return by_merging(x_ND, seed, groups=True)
 
 
@@ -286,6 +287,7 @@ RULES: dict[str, Callable[[np.ndarray, int], Labels]] = {
     "merge=auto": partial(by_merging, groups=False),
     "siammm, groups": partial(by_merging, groups=True),
     "siammm, without the elbow": by_communities,
+    **elbow_rules.RULES,
     "graph, modularity": by_modularity,
     "graph, 30 neighbours": partial(by_modularity, count=30),
     "graph, against one Gaussian": by_comparison,

@@ -8,6 +8,10 @@ test images (``t10k-images-idx3-ubyte``, also gzipped, with the labels beside it
 
 Classes of Tiny-ImageNet with an even number are for development and those with an odd number for judging, from
 different images; ``letters`` is for judging too (see ``DEVELOP`` in number_of_groups.py).
+
+``tinytest`` (the official validation images of Tiny-ImageNet's odd classes), ``cifar100test`` (test images of the odd
+classes of CIFAR-100) and the glyphs of ``FRESH_GLYPHS`` are a second family for judging, which was made after
+``letters`` and ``tinyimagenet`` had been looked at. Glyphs of ``cyrillic`` are for development.
 """
 
 from __future__ import annotations
@@ -24,6 +28,14 @@ from sklearn.datasets import load_digits
 PER_CLASS = 50
 LETTERS = "ABCDEFGHIJKLMNOPRSTUVXYZ"
 LETTER_SIZE = 64
+NOBODY_HAS = "\U000effff"  # is drawn as what a font draws for signs that it lacks
+DEVELOP_GLYPHS = {"cyrillic": "АБВГДЕЖЗИКЛМНОПРСТУФХЦЧШЩЪЫЬЭЮЯ"}
+FRESH_GLYPHS = {
+    "greek": "αβγδεζηθικλμνξοπρστυφχψω",
+    "numerals": "0123456789",
+    "kana": "あいうえおかきくけこさしすせそたちつてとなにぬねのはひふへほまみむめもやゆよらりるれろわをん",
+}
+FRESH_IMAGES = {"tinyimagenet": "tinytest", "cifar100": "cifar100test"}
 
 
 def main() -> None:
@@ -55,8 +67,14 @@ def main() -> None:
             images = idx(path, 16).reshape(-1, 28, 28)
             labels = idx(path.with_name(path.name.replace("images-idx3", "labels-idx1")), 8).astype(np.int64)
             save(name, *first(coloured(images), labels, 200))
+    for name in ("tinyimagenet", "cifar100"):
+        pack = unpack.read_pack(options.packs / f"{name}_test.npz")
+        own = pack["labels"] % 2 == 1
+        save(FRESH_IMAGES[name], *first(pack["images"][own], pack["labels"][own], PER_CLASS))
     if options.fonts:
         save("letters", *letters(options.fonts))
+        for name, alphabet in (DEVELOP_GLYPHS | FRESH_GLYPHS).items():
+            save(name, *glyphs(options.fonts, alphabet))
 
 
 def unpacker(packs: Path):
@@ -99,11 +117,33 @@ def letters(fonts: Path) -> tuple[np.ndarray, np.ndarray]:
         if len(boxes) < 8:  # a font without these letters draws the same box for each
             continue
         for label, letter in enumerate(LETTERS):
-            canvas = Image.new("L", (LETTER_SIZE, LETTER_SIZE))
-            ImageDraw.Draw(canvas).text((LETTER_SIZE // 2, LETTER_SIZE // 2), letter, 255, font, anchor="mm")
-            images.append(np.asarray(canvas))
+            images.append(drawn(letter, font))
             labels.append(label)
     return first(coloured(np.stack(images)), np.array(labels), PER_CLASS)
+
+
+def drawn(letter: str, font: ImageFont.FreeTypeFont) -> np.ndarray:
+    canvas = Image.new("L", (LETTER_SIZE, LETTER_SIZE))
+    ImageDraw.Draw(canvas).text((LETTER_SIZE // 2, LETTER_SIZE // 2), letter, 255, font, anchor="mm")
+    return np.asarray(canvas)
+
+
+def glyphs(fonts: Path, alphabet: str) -> tuple[np.ndarray, np.ndarray]:
+    """Each sign of the alphabet in fonts of the folder that have all of them; fonts that draw alike are taken once."""
+    paths = sorted({*fonts.rglob("*.ttf"), *fonts.rglob("*.otf")})
+    drawings: dict[bytes, np.ndarray] = {}
+    for number in np.random.default_rng(0).permutation(len(paths)):
+        try:
+            font = ImageFont.truetype(str(paths[number]), 44)
+            signs = np.stack([drawn(letter, font) for letter in [*alphabet, NOBODY_HAS]])
+        except OSError:
+            continue
+        if len({sign.tobytes() for sign in signs}) > len(alphabet):  # none looks like another, or like a missing one
+            drawings.setdefault(signs.tobytes(), signs[:-1])
+        if len(drawings) == PER_CLASS:
+            break
+    images = np.concatenate(list(drawings.values()))
+    return coloured(images), np.tile(np.arange(len(alphabet)), len(drawings))
 
 
 if __name__ == "__main__":

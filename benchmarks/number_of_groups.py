@@ -27,7 +27,7 @@ import record
 from siammm.data.embeddings import read_embeddings
 from siammm.metrics import clustering_scores
 
-DEVELOP = ("cifar10", "cifar100", "digits", "mnist", "fashion", "tinydev")
+DEVELOP = ("cifar10", "cifar100", "digits", "mnist", "fashion", "tinydev", "cyrillic")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The elbow of the scatter within groups, and the space in which it is looked for."""
+"""The elbow of the scatter that halves of the directions share, and the space in which it is looked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_mutual_info_score
 
 from siammm.mixture import groups
-from siammm.mixture.elbow import elbow, gaussian_twin, principal_scores, sharpest, whitened_by_neighbours
+from siammm.mixture.elbow import Elbow, bends, elbow, levels, principal_scores, whitened_by_neighbours
 from siammm.mixture.graph import nearest, neighbour_graph, so_many_communities
 from tests.mixture.planted import kinds, unit
 
@@ -23,32 +23,51 @@ def bent_at(k: int, before: float, after: float, n: int = 200) -> np.ndarray:
 
 @pytest.mark.parametrize("k", [2, 3, 7, 40, 100])
 def test_the_sharpest_bend_is_found(k: int) -> None:
-    number, sharpness = sharpest(bent_at(k, 0.3, 0.1))
-    assert number == k
-    assert sharpness == pytest.approx(0.2)
+    gain = bent_at(k, 0.3, 0.1)
+    assert levels(gain) == [k]
+    assert bends(gain).max() == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("sharp", "found"), [(0.2, [4, 40]), (0.05, [4])])
+def test_kinds_of_kinds_have_two_levels(sharp: float, found: list[int]) -> None:
+    assert levels(bent_at(4, 0.5, 0.2) + bent_at(40, sharp, 0.0)) == found
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_too_few_numbers_for_a_bend(n: int) -> None:
-    assert sharpest(np.zeros(n)) == (1, 0.0)
+    assert levels(np.zeros(n)) == []
+    assert len(bends(np.zeros(n))) == 0
 
 
 def test_a_straight_gain_has_no_bend() -> None:
-    assert abs(sharpest(bent_at(5, 0.2, 0.2))[1]) < 1e-9
+    assert np.abs(bends(bent_at(5, 0.2, 0.2))).max() < 1e-9
 
 
 @pytest.mark.parametrize("k", [2, 12, 40])
 def test_the_number_of_kinds(k: int) -> None:
     found = elbow(kinds(k, n=1000, spread=0.7)[0])
-    assert found.n_groups == k
-    assert found.sharpness > groups.LEAST_SHARPNESS
+    assert abs(found.levels[0] - k) <= k // 40
+    assert found.shared(k) > 0.3
     assert found.gain_K[0] == 0
 
 
-def test_a_cloud_of_many_dimensions_has_no_sharp_elbow() -> None:
+def test_halves_of_a_single_cloud_share_nothing_however_often_it_is_divided() -> None:
     rng = np.random.default_rng(0)
-    for x in (rng.normal(size=(800, 64)), rng.normal(size=(800, 64)) * np.linspace(3, 0.3, 64)):
-        assert elbow(x).sharpness < groups.LEAST_SHARPNESS
+    stretched = rng.normal(size=(800, 64)) * np.linspace(3, 0.3, 64)
+    for x in (rng.normal(size=(800, 64)), stretched, rng.random((800, 20)), rng.standard_t(3, (800, 10))):
+        found = elbow(x)
+        assert np.abs(found.gain_K).max() < groups.LEAST_SHARED
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_few_directions(d: int) -> None:
+    found = elbow(np.random.default_rng(0).normal(size=(300, d)))
+    assert np.isfinite(found.gain_K).all()
+    assert all(found.shared(number) < groups.LEAST_SHARED for number in found.levels)
+
+
+def test_equal_rows_share_nothing() -> None:
+    assert elbow(np.ones((100, 5))).gain_K.max() <= 0
 
 
 def test_whitened_rows_differ_from_their_neighbours_alike_in_all_directions() -> None:
@@ -68,15 +87,6 @@ def test_whitened_rows_differ_from_their_neighbours_alike_in_all_directions() ->
         adjusted_mutual_info_score(y, KMeans(4, n_init=3, random_state=0).fit(rows).labels_) for rows in (z, white)
     )
     assert after > 0.95 > before + 0.1
-
-
-def test_the_twin_has_the_same_mean_and_covariance() -> None:
-    rng = np.random.default_rng(0)
-    x = rng.exponential(size=(3000, 6)) * np.arange(1, 7) + 10
-    twin = gaussian_twin(x, 0)
-    np.testing.assert_allclose(twin.mean(axis=0), x.mean(axis=0), atol=0.6)
-    np.testing.assert_allclose(np.cov(twin.T), np.cov(x.T), atol=4)
-    assert not np.array_equal(twin, gaussian_twin(x, 1))
 
 
 @pytest.mark.parametrize("count", [2, 5, 9, 20])
@@ -105,17 +115,25 @@ def test_many_weak_kinds_are_not_a_dozen(monkeypatch: pytest.MonkeyPatch) -> Non
     found = groups.found(x, nobody, 1, unit=True, separate=False)
     assert 20 <= found.n_groups <= 28
     assert adjusted_mutual_info_score(y, found.predict(x, nobody[:, 0])) > 0.9
-    monkeypatch.setattr(groups, "LEAST_SHARPNESS", np.inf)
+    monkeypatch.setattr(groups, "LEAST_SHARED", np.inf)
     assert groups.found(x, nobody, 1, unit=True, separate=False).n_groups < 20
 
 
-def test_clear_communities_say_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_clear_kinds_are_not_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the elbow says counts only where it is nearly as clear as the clearest communities."""
     x, _ = kinds(6, spread=0.4)
     nobody = np.zeros((len(x), 2), dtype=int)
-    monkeypatch.setattr(groups, "elbow", None)  # is not asked
-    found = groups.found(x, nobody, 1, unit=True, separate=False)
-    assert found.ratio < groups.CLEAR_RATIO
-    assert found.n_groups == 6
+    monkeypatch.setattr(groups, "elbow", lambda *_: Elbow([30], np.linspace(0, 1, 60)))
+    assert groups.found(x, nobody, 1, unit=True, separate=False).n_groups == 6
+    monkeypatch.setattr(groups, "_NEARLY_AS_CLEAR", np.inf)
+    assert groups.found(x, nobody, 1, unit=True, separate=False).n_groups > 20
+
+
+def test_of_two_levels_the_clearer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = kinds(6, spread=0.4)
+    nobody = np.zeros((len(x), 2), dtype=int)
+    monkeypatch.setattr(groups, "elbow", lambda *_: Elbow([2, 6, 30], np.linspace(0.1, 1, 60)))
+    assert groups.found(x, nobody, 1, unit=True, separate=False).n_groups == 6
 
 
 def test_two_components_are_not_the_answer_where_the_elbow_says_twelve(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,5 +144,5 @@ def test_two_components_are_not_the_answer_where_the_elbow_says_twelve(monkeypat
     nearest_two = np.stack([y % 2, 1 - y % 2], axis=1)
     found = groups.found(x, nearest_two, 2, unit=True, separate=True)
     assert 10 <= found.n_groups <= 14
-    monkeypatch.setattr(groups, "_FINER", np.inf)
+    monkeypatch.setattr(groups, "LEAST_SHARED", np.inf)
     assert groups.found(x, nearest_two, 2, unit=True, separate=True).n_groups == 2, "they are as clear as communities"

@@ -47,6 +47,15 @@ def test_a_single_cloud_has_no_groups() -> None:
         np.testing.assert_array_equal(found.predict(x, [2, 0]), [2, 0])
 
 
+def test_the_twin_has_the_same_mean_and_covariance() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.exponential(size=(3000, 6)) * np.arange(1, 7) + 10
+    twin = groups.gaussian_twin(x, 0)
+    np.testing.assert_allclose(twin.mean(axis=0), x.mean(axis=0), atol=0.6)
+    np.testing.assert_allclose(np.cov(twin.T), np.cov(x.T), atol=4)
+    assert not np.array_equal(twin, groups.gaussian_twin(x, 1))
+
+
 def test_borders_are_not_those_of_the_nearest_mean() -> None:
     # What is stretched makes nearest means useless, and is the same for all kinds.
     x, y = kinds(4, n=2000, spread=0.9, stretched=7, seed=1)

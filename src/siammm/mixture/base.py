@@ -279,9 +279,9 @@ class Mixture(DensityMixin, BaseEstimator):
 
         ``n_groups`` of the result is their number, and ``label_K`` the group that most rows of each component are in.
         ``predict_group`` then gives any rows their group, also after ``save`` and ``load``. Groups are communities of
-        the rows' neighbour graph that are clearer than those of one Gaussian, or as many of them as the elbow of the
-        scatter within groups says; if there are none, every component is its own group (``is_found`` is False). Under
-        ``torch.distributed`` they are those of this rank's rows.
+        the rows' neighbour graph, as many of them as the elbow of the scatter within groups says where that is clear,
+        and else those that are clearest beside one Gaussian; if there are none, every component is its own group
+        (``is_found`` is False). Under ``torch.distributed`` they are those of this rank's rows.
 
         Components found with ``merge="auto"`` that are as clear as any communities are kept, or grouped themselves.
         """

@@ -8,21 +8,21 @@ another kind. Groups are looked for among the samples themselves:
    too, but no groups. The smallest ratio says how many groups there are, and the same again in the space that is
    whitened by the covariance within these. If the ratio is above ``LARGEST_RATIO``, as for a single cloud, no groups
    are claimed.
-2. Of more than a dozen kinds these are too few. So, unless the communities are very clear (``CLEAR_RATIO``), the elbow
-   of the scatter within groups is looked for as well (``elbow.py``). If it is sharp and says that there are many more,
-   the groups are the communities at the resolution that gives its number, in the space that is whitened by the
-   differences between neighbours.
+2. Of more than a dozen kinds these are too few. So the elbows of the scatter that two halves of the directions share
+   are looked for as well (``elbow.py``). Each gives a number, and this gives groups: the communities at the resolution
+   that has so many, in the space that is whitened by the differences between neighbours. Of these the clearest by the
+   ratio of step 1 are taken, if they are nearly as clear as the communities of step 1 (``_NEARLY_AS_CLEAR``).
 3. Borders by a linear discriminant: one Gaussian per group, all with the same covariance. So a group is a linear score,
    and new samples get a group and a probability.
 
 A sample of ``MOST_ROWS`` rows decides; all others get their group by step 3.
 
-Where the components are as clear as the communities of step 1, as in data that is a mixture, they take their place, and
-groups are looked for among them: the *second* nearest component of a sample is hard to tell from the first, and counted
-over all samples this gives a graph of components (``of_components``). Its communities are the groups if they are
-clearer than those of components that are placed at random.
+Where the components are as clear as the communities of step 1 and about as many as step 2 says, as in data that is a
+mixture, they take their place, and groups are looked for among them: the *second* nearest component of a sample is hard
+to tell from the first, and counted over all samples this gives a graph of components (``of_components``). Its
+communities are the groups if they are clearer than those of components that are placed at random.
 
-The figures, and the rules that were tried besides, are in ``docs/decisions/0027``, ``0035`` and ``0037``.
+The figures, and the rules that were tried besides, are in ``docs/decisions/0027``, ``0035``, ``0037`` and ``0041``.
 
 Legend:  N samples, M samples that decide, D dimensions, P principal directions, K components, G groups, E edges.
 """
@@ -42,29 +42,30 @@ import torch
 from sklearn.covariance import ledoit_wolf
 from sklearn.utils.extmath import randomized_svd
 
-from siammm.mixture.elbow import elbow, gaussian_twin, whitened_by_neighbours
+from siammm.mixture.elbow import elbow, whitened_by_neighbours
 from siammm.mixture.graph import Array, Graph, communities, neighbour_graph, path, so_many_communities
 
 MOST_ROWS = 3000
 # Single classes of images have ratios of .69 to .96 under encoders that were not trained on their clusters; sets of two
 # and more classes have .19 to .6.
 LARGEST_RATIO = 0.65
-# Below this, the elbow is not asked. Pixels of digits have .17, and an encoder that was trained on them .12:
-# there the elbow sees ways of writing a digit (22 and 14 for ten). Images under a pretrained encoder have .35 and more.
-CLEAR_RATIO = 0.25
-# In few dimensions the elbow of a single cloud can be sharp by chance, but its ratio is .81 to 1. Sets of two and more
-# classes have at most .78.
+# A single cloud that is bent, so that one half of its directions does say something about the other, has a ratio of .81
+# to 1. Sets of two and more classes have at most .78.
 LARGEST_RATIO_AT_ELBOW = 0.8
-# How sharp an elbow must be to say the number; chosen on the sets to develop on.
-LEAST_SHARPNESS = 0.025
+# How much of the scatter must be between groups that the other half of the directions gave. Single clouds that are not
+# bent have at most .05, sets to develop on at least .1.
+LEAST_SHARED = 0.07
 # With fewer samples nothing is claimed.
 _LEAST_ROWS = 60
 # Components whose ratio is at most so many times that of the communities are as clear as these. In synthetic mixtures,
 # whose components merging finds, it is 1.01 to 1.14 times; under encoders of images, where it does not, 1.25 to 2.
 _AS_CLEAR = 1.2
-# An elbow counts if it says so many times more groups. Elbows that say fewer are often those of a coarser level: 2 for
-# ten kinds of clothes.
-_FINER = 1.2
+# Groups at the elbow count if their ratio is at most so many times that of the communities. On images under a
+# pretrained encoder it is 1 to 1.5 times, more with more kinds; for pixels of digits, where the elbow sees ways of
+# writing a digit (22 for ten), it is 2 to 3 times.
+_NEARLY_AS_CLEAR = 1.7
+# Components and an elbow whose numbers differ by no more than this share say the same.
+_NEAR = 0.2
 # More neighbours see coarser groups, if there are few rows; with many rows it makes little difference.
 _NEIGHBOURS, _ROWS_PER_NEIGHBOUR = (8, 15), 200
 _RESOLUTIONS = 0.12 * 1.3 ** np.arange(18)
@@ -151,22 +152,17 @@ def found(
     z_MP = some_MD @ basis_DP
     first = _Communities.of(some_MD, unit=unit, seed=seed)
     component_M, label_M = nearest_N2[chosen, 0], None
-    coarse = 1  # how many groups there are if the elbow is not asked
-    if separate and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio:
+    at_elbow_M = _at_elbow(some_MD, z_MP, first, seed) if first.ratio <= LARGEST_RATIO_AT_ELBOW else None
+    says = k if at_elbow_M is None else int(at_elbow_M.max()) + 1
+    if separate and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio and _is_near(k, says):
         # The components are as clear as any communities. Perhaps they have groups.
         label_K = of_components(nearest_N2[:, 0], nearest_N2[:, -1], k)
         # Without gaps: a group may have no row among those that decide.
         label_M = None if label_K is None else np.unique(label_K[component_M], return_inverse=True)[1]
-        coarse = k
+    elif at_elbow_M is not None:
+        label_M = at_elbow_M
     elif first.ratio <= LARGEST_RATIO and first.label_M.any():
         label_M = _second_pass(z_MP, first.label_M, seed)
-        coarse = int(label_M.max()) + 1
-    if CLEAR_RATIO < first.ratio <= LARGEST_RATIO_AT_ELBOW:
-        bend = elbow(some_MD, seed)
-        if bend.sharpness >= LEAST_SHARPNESS and bend.n_groups > _FINER * coarse:
-            space_MP = whitened_by_neighbours(z_MP - z_MP.mean(axis=0))
-            graph = neighbour_graph(space_MP, _neighbours_of(len(space_MP)))
-            label_M = so_many_communities(graph, bend.n_groups)
     if label_M is None or not label_M.any():
         return replace(Groups.none(k), ratio=first.ratio)
     for _ in range(_BORDER_STEPS):
@@ -220,6 +216,11 @@ def of_these_components(groups: Groups, X: Any, component_N: Any, k: int, centre
         weight_GD, offset_G = weight_GD[present_G], offset_G[present_G]
 
 
+def _is_near(k: int, other: int) -> bool:
+    """Whether two numbers of groups are the same within a fifth, or one."""
+    return abs(k - other) <= max(1.0, _NEAR * max(k, other))
+
+
 def _numbered(groups: Groups, x_ND: Array, component_N: Array, centre_KD: Any) -> Groups:
     """These groups by size, with the group of every component; none, if they are the components."""
     assert groups.weight_GD is not None
@@ -247,6 +248,20 @@ def _table(groups: Groups, x_ND: Array, component_N: Array, k: int) -> Array:
 
 
 # -- among samples ----------------------------------------------------------------------------------------------------
+
+
+def _at_elbow(x_MD: Array, z_MP: Array, first: _Communities, seed: int) -> Array | None:
+    """Groups at the elbow whose communities are the clearest, if they are nearly as clear as any."""
+    bend = elbow(x_MD, seed)
+    numbers = [number for number in bend.levels if bend.shared(number) >= LEAST_SHARED]
+    if not numbers:
+        return None
+    space_MP = whitened_by_neighbours(z_MP - z_MP.mean(axis=0))
+    graph = neighbour_graph(space_MP, _neighbours_of(len(space_MP)))
+    found = [so_many_communities(graph, number) for number in numbers]
+    ratios = [first.ratio_of(label_M) for label_M in found]
+    best = int(np.argmin(ratios))
+    return found[best] if ratios[best] <= _NEARLY_AS_CLEAR * first.ratio and found[best].any() else None
 
 
 def _second_pass(z_MP: Array, label_M: Array, seed: int) -> Array:
@@ -286,6 +301,13 @@ class _Communities:
         """The same ratio for other groups of the samples, at the resolution that suits them best."""
         loss = np.array([self.graph.loss(label_M, float(resolution)) for resolution in _RESOLUTIONS])
         return float((loss / self.loss_of_gaussian).min())
+
+
+def gaussian_twin(x_ND: Array, seed: int) -> Array:
+    """As many rows from one Gaussian of the same mean and covariance: no groups, but the same shape."""
+    n, mean_D = len(x_ND), x_ND.mean(axis=0)
+    weight_NN = np.random.default_rng(seed).standard_normal((n, n), dtype=np.float32) / np.sqrt(n)
+    return weight_NN @ (x_ND - mean_D) + mean_D
 
 
 # -- among components -------------------------------------------------------------------------------------------------
