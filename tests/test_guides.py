@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sklearn import datasets
 
 from siammm.cli import main
+from tests.digits import fewer_digits
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,16 +42,7 @@ def run_blocks(guide: str) -> None:
 @pytest.mark.parametrize("guide", GUIDES)
 def test_guide(guide: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With some of the digits, which takes a fraction of the time; every line is run."""
-    everything: Any = datasets.load_digits
-    every = EVERY.get(guide, 6)
-
-    def some(*, return_X_y: bool = False) -> Any:
-        found = everything()
-        for name in ("data", "images", "target"):
-            found[name] = found[name][::every]
-        return (found.data, found.target) if return_X_y else found
-
-    monkeypatch.setattr(datasets, "load_digits", some)
+    fewer_digits(monkeypatch, EVERY.get(guide, 6))
     run_blocks(guide)
 
 
