@@ -51,7 +51,7 @@ KINDS: dict[str, Any] = {"vmf": VonMisesFisherMixture, "gaussian": GaussianMixtu
 @pytest.fixture(scope="module")
 def data(twenty: Known, small: Known) -> dict[str, np.ndarray]:
     # A quarter of the samples of twenty components is enough to compare two fits of the same samples.
-    blobs = make_blobs(900, 5, centers=6, random_state=1)[0] + 100
+    blobs = np.asarray(make_blobs(900, 5, centers=6, random_state=1)[0]) + 100
     return {"twenty": twenty.X[:5000], "small": small.X, "blobs": blobs}
 
 

@@ -36,8 +36,8 @@ def demo(browser, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's recipe on a third of the digits, for two epochs without merges; wrong labels planted for the audit."""
     folder = tmp_path_factory.mktemp("demo")
     data, run, audit, page = (str(folder / name) for name in ("digits.npz", "run", "audit", "page.html"))
-    digits = load_digits()
-    np.savez(data, images=(digits.images[::3] * 15.9).astype(np.uint8), labels=digits.target[::3])
+    pixels, labels = (np.asarray(array)[::3] for array in load_digits(return_X_y=True))
+    np.savez(data, images=(pixels.reshape(-1, 8, 8) * 15.9).astype(np.uint8), labels=labels)
     small = ["--device", "cpu"]
     recipe = ["--preset", "demo", "--epochs", "2", "--merge", "none"]
     assert main(["train", data, *recipe, "--output", run, *small]) == 0
