@@ -11,12 +11,12 @@ from tests.nursery import Nursery
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def run_ranks(nursery: Nursery, worker: str, folder: Path, world: int, *, timeout: float) -> None:
-    """Run a script of this folder, with ``folder`` as its argument, in so many processes as torchrun would start."""
+def run_ranks(nursery: Nursery, worker: str | Path, folder: Path, world: int, *, timeout: float) -> None:
+    """Run a script, found from here, with ``folder`` as its argument, in so many processes as torchrun would start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    program = Path(__file__).with_name(worker)
+    program = Path(__file__).parent / worker
     running = [
         nursery.start_program(
             program, [str(folder)], cwd=folder, stdout=f"rank{rank}.out", stderr=f"rank{rank}.err",

@@ -184,9 +184,14 @@ def strewn(k: int, d: int, noise: float, seed: int) -> tuple[np.ndarray, np.ndar
 
 @pytest.mark.parametrize("noise", [0.05, 0.3, 0.8])
 @pytest.mark.parametrize("d", [2, 4, 8, 64])
-@pytest.mark.parametrize("k", [10, 40, 150, 3000])
+@pytest.mark.parametrize("k", [10, 40, 150, pytest.param(3000, marks=pytest.mark.slow)])
 def test_components_strewn_at_random_are_no_groups(k: int, d: int, noise: float) -> None:
     assert groups.of_components(*strewn(k, d, noise, seed=k + d), k) is None
+
+
+@pytest.mark.parametrize(("d", "noise"), [(2, 0.05), (8, 0.8)])
+def test_thousands_of_components_strewn_at_random_are_no_groups(d: int, noise: float) -> None:
+    test_components_strewn_at_random_are_no_groups(1500, d, noise)
 
 
 def test_too_few_neighbours_are_no_evidence() -> None:

@@ -101,12 +101,15 @@ def test_a_run_of_an_earlier_version_has_no_rule_for_groups(old: Path, here: Pat
 
 
 def test_every_door_gives_the_embeddings_that_the_run_clustered(old: Path, here: Path) -> None:
-    """``encode``, ``SiamMM``, ``siammm embed`` and ``siammm export`` agree with what training left."""
+    """``encode``, ``SiamMM``, ``siammm embed`` and ``siammm export`` agree with what training left.
+
+    Training stored float16 on another machine, whose sums may round the other way in the last bit.
+    """
     run = Run.open(old)
     loader = run.loader(None, DataConfig())
     embeddings = encode(run.network, loader, "embeddings").cpu().numpy()
     loader.close()
-    np.testing.assert_array_equal(embeddings.astype(np.float16), run.embeddings)
+    np.testing.assert_allclose(embeddings, run.embeddings, rtol=2**-10, atol=2e-5)
     model = SiamMM.load(old, device="cpu")
     np.testing.assert_array_equal(model.embed("digits"), embeddings)
     np.testing.assert_array_equal(model.predict("digits"), run.cluster_N)
