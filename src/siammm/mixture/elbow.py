@@ -31,9 +31,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.cluster.hierarchy import linkage
-from sklearn.covariance import ledoit_wolf
 from sklearn.utils.extmath import randomized_svd
 
+from siammm.mixture.covariance import shrunk_covariance
 from siammm.mixture.graph import Array, nearest
 
 _DIRECTIONS = (32, 64, 128)
@@ -121,7 +121,7 @@ def whitened_by_neighbours(z_NP: Array) -> Array:
     for _ in range(_WHITENINGS):
         difference = (z_NP[:, None, :] - z_NP[nearest(z_NP, count)[0]]).reshape(-1, z_NP.shape[1])
         # Shrunk towards a multiple of the identity, because there are few rows for so many directions.
-        covariance_PP = ledoit_wolf(difference, assume_centered=True)[0]
+        covariance_PP = shrunk_covariance(difference)
         value_P, vector_PP = np.linalg.eigh(covariance_PP)
         floor = 1e-12 + 1e-6 * float(value_P.mean())
         z_NP = z_NP @ (vector_PP / np.sqrt(np.maximum(value_P, floor)))

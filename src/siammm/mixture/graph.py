@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 # Louvain's sweeps end when no node moves; this limit is far above what was ever seen.
 _SWEEPS = 100
@@ -184,10 +185,7 @@ def nearest(x_ND: Array, count: int) -> tuple[Array, Array]:
         part = x_ND[start : start + _ROWS_AT_ONCE]
         squared = square_N - 2 * (part @ x_ND.T)  # less the row's own square, which changes no order
         squared[np.arange(len(part)), start + np.arange(len(part))] = np.inf
-        found = np.argpartition(squared, count - 1, axis=1)[:, :count]
-        value = np.take_along_axis(squared, found, axis=1)
-        order = np.argsort(value, axis=1, kind="stable")
-        index.append(np.take_along_axis(found, order, axis=1))
-        value = np.take_along_axis(value, order, axis=1) + square_N[start : start + len(part), None]
-        distance.append(np.sqrt(np.clip(value, 0, None)))
+        value, found = torch.as_tensor(squared).topk(count, dim=1, largest=False)
+        index.append(found.numpy())
+        distance.append(np.sqrt(np.clip(value.numpy() + square_N[start : start + len(part), None], 0, None)))
     return np.concatenate(index), np.concatenate(distance).astype(np.float64)

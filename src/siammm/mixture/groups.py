@@ -39,9 +39,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.covariance import ledoit_wolf
 from sklearn.utils.extmath import randomized_svd
 
+from siammm.mixture.covariance import shrunk_covariance
 from siammm.mixture.elbow import elbow, whitened_by_neighbours
 from siammm.mixture.graph import Array, Graph, communities, neighbour_graph, path, so_many_communities
 
@@ -366,7 +366,7 @@ def _within(z_NP: Array, label_N: Array) -> tuple[Array, Array, Array]:
     np.add.at(sum_GP, label_N, z_NP)
     mean_GP = sum_GP / count_G[:, None]
     # Shrunk towards a multiple of the identity, because there are few rows for so many directions.
-    covariance_PP = ledoit_wolf(z_NP - mean_GP[label_N], assume_centered=True)[0]
+    covariance_PP = shrunk_covariance(z_NP - mean_GP[label_N])
     value_P, vector_PP = np.linalg.eigh(covariance_PP)
     floor = 1e-9 + 1e-6 * float(value_P.mean())
     return mean_GP, vector_PP / np.sqrt(np.maximum(value_P, floor)), count_G / len(label_N)
