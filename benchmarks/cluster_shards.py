@@ -6,12 +6,14 @@ Rows of float16 are drawn around 1,000 directions and written to Parquet files o
 Then the command runs by itself on an eighth of the files, a quarter, half, and all, with a given number of components,
 without merging, and with three steps of EM after the start. Its memory is the kernel's peak of the whole process
 (VmHWM), which counts the pages of the mapped copy that a large table is read from, and the largest part of it that was
-the process's own (RssAnon, looked at every 20 ms). The slope is between the two largest tables.
+the process's own (RssAnon, looked at every 20 ms). A table of up to 2 GiB in float32 is in memory, a larger one is
+copied to a file and mapped.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
@@ -44,7 +46,7 @@ def main() -> None:
     path = record.write(
         "cluster-shards",
         "A large table in Parquet files",
-        f"{record.table(HEADER, rows)}\n\n{slope(found)}",
+        f"{record.table(HEADER, rows)}\n\n{slopes(found)}",
         seeds="0",
         n=f"up to {found[-1][0]:,} rows of {args.dimensions} dimensions in float16, {args.components:,} components, "
         f"{args.iterations} steps of EM, {args.threads} threads, one process, {os.cpu_count()} cores",
@@ -91,17 +93,14 @@ def measured(folder: Path, n_files: int, args: argparse.Namespace) -> tuple[floa
     return time.perf_counter() - start, usage.ru_utime + usage.ru_stime, peak, own
 
 
-def slope(found: list[tuple[int, float, float, int, int]]) -> str:
-    """What a million rows more cost, from the two largest tables."""
-    if len(found) < 2:
-        return ""
-    before, after = found[-2:]
-    millions = (after[0] - before[0]) / 1e6
-    clock, cpu, peak, own = ((b - a) / millions for a, b in zip(before[1:], after[1:], strict=True))
-    return (
-        f"A million rows more take {clock:.0f} s by the clock, {cpu:.0f} s of CPU time, {gib(peak)} of peak memory "
-        f"and {gib(own)} of its own memory."
-    )
+def slopes(found: list[tuple[int, float, float, int, int]]) -> str:
+    """What a million rows more cost, from one size to the next."""
+    rows = []
+    for before, after in itertools.pairwise(found):
+        millions = (after[0] - before[0]) / 1e6
+        clock, cpu, peak, own = ((b - a) / millions for a, b in zip(before[1:], after[1:], strict=True))
+        rows.append([f"{before[0]:,} to {after[0]:,}", f"{clock:.0f} s", f"{cpu:.0f} s", gib(peak), gib(own)])
+    return "A million rows more cost:\n\n" + record.table(["between", *HEADER[1:]], rows)
 
 
 def gib(size: float) -> str:

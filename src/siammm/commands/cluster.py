@@ -52,6 +52,8 @@ from siammm.settings.commands import ClusterConfig
 _ROWS_SHOWN = 12
 # Where clusters must be finer than groups: so many for each, of at least so many samples on average.
 _PARTS, _SAMPLES_PER_PART = 8, 20
+# Rows, as many as a pass takes at a time.
+_DESCRIBED_AT_ONCE = 2**21
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -284,8 +286,7 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
     # Three more passes over the samples, with the fitted components.
     with _timed(seconds, "describe"):
         with _refused_together():
-            probability = mixture.predict_proba(X)[np.arange(len(clusters)), clusters]
-            log_density = np.asarray(mixture.score_samples(X))
+            probability, log_density = _described(mixture, X, clusters)
             group_labels = groups.predict(X, clusters)
         unusual = outlier_scores(log_density)
         sizes = np.bincount(clusters, minlength=mixture.n_components_)
@@ -303,7 +304,7 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
         table=table,
         mixture=mixture,
         clusters=clusters,
-        probability=np.asarray(probability, dtype=np.float32).ravel(),
+        probability=probability,
         outlier_score=unusual,
         groups=groups,
         group_labels=group_labels,
@@ -315,6 +316,17 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
         group_scores=group_scores,
         seconds={step: round(value, 3) for step, value in seconds.items()},
     )
+
+
+def _described(mixture: Any, X: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The share of its cluster in each row, and its log density; many rows at a time, for each has several shares."""
+    probability, log_density = [], []
+    for start in range(0, max(1, len(X)), _DESCRIBED_AT_ONCE):
+        part, cluster = (values[start : start + _DESCRIBED_AT_ONCE] for values in (X, clusters))
+        share = mixture.predict_proba(part)[np.arange(len(part)), cluster]
+        probability.append(np.asarray(share, dtype=np.float32).ravel())
+        log_density.append(np.asarray(mixture.score_samples(part)))
+    return np.concatenate(probability), np.concatenate(log_density)
 
 
 def _fit(mixture: Any, table: EmbeddingTable) -> None:
