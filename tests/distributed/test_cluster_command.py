@@ -31,6 +31,7 @@ CASES: dict[str, list[str]] = {
     "parquet": ["part-*.parquet", "--n-components", "40"],
     "range": ["part-{0..3}.parquet", "--n-components", "6", "--merge", "none", "--family", "gaussian"],
     "npz": ["x.npz", "--id-column", "who", "--n-components", "40", "--merge", "paper", "--merge-floor", "6"],
+    "one row": ["row.parquet"],  # the second rank has none
     "digits": ["digits.parquet", "--key", "pixels"],  # clusters across groups are replaced by finer ones
 }
 FAULTS: dict[str, dict[str, Any]] = {
@@ -71,6 +72,7 @@ def write_tables(folder: Path, X: np.ndarray, y: np.ndarray) -> None:
     pixels, digits = load_digits(return_X_y=True)
     of_digits = {"pixels": list(pixels), "others": list(pixels[:, :3]), "label": digits.astype(np.int32)}
     pq.write_table(pa.table(of_digits), folder / "digits.parquet", row_group_size=400)
+    pq.write_table(pa.table({"id": ["a"], "X": [[1.0, 2.0]], "label": ["b"]}), folder / "row.parquet")
     (folder / "full").mkdir()
     (folder / "full" / "mine.txt").write_text("mine")
 

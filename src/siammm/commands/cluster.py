@@ -323,7 +323,7 @@ def _described(mixture: Any, X: np.ndarray, clusters: np.ndarray) -> tuple[np.nd
     probability, log_density = [], []
     for start in range(0, max(1, len(X)), _DESCRIBED_AT_ONCE):
         part, cluster = (values[start : start + _DESCRIBED_AT_ONCE] for values in (X, clusters))
-        share = mixture.predict_proba(part)[np.arange(len(part)), cluster]
+        share = mixture.predict_proba(part)[np.arange(len(part)), cluster] if len(part) else []  # a rank without rows
         probability.append(np.asarray(share, dtype=np.float32).ravel())
         log_density.append(np.asarray(mixture.score_samples(part)))
     return np.concatenate(probability), np.concatenate(log_density)
