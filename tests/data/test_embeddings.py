@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from safetensors.torch import save_file
 
 from siammm.core.errors import InputError, SiamMMError, StoredFileError
 from siammm.data import embeddings as module
-from siammm.data.embeddings import read_embeddings
+from siammm.data.embeddings import Share, read_embeddings
 
 N, D = 7, 3
 X = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
 IDS = np.array([f"img{i}.png" for i in range(N)])
 LABELS = np.arange(N) % 3
+TEN = np.random.default_rng(1).normal(size=(10, 4)).astype(np.float32)
 
 
 def vectors(rows: Any = X, kind: Any = None) -> pa.Array:
@@ -114,6 +116,61 @@ def test_a_large_conversion_goes_through_a_file(tmp_path: Path, monkeypatch: pyt
     np.testing.assert_array_equal(read, X.astype(np.float16).astype(np.float32))
 
 
+def write_parts(folder: Path, bounds: list[int], **columns: Any) -> str:
+    """Rows 0 to 9 in several Parquet files, and the pattern that finds them."""
+    table = pa.table({"embedding": list(TEN), "id": [f"row {row}" for row in range(10)], **columns})
+    for number, (first, last) in enumerate(itertools.pairwise(bounds)):
+        pq.write_table(table.slice(first, last - first), folder / f"part-{number}.parquet", row_group_size=2)
+    return str(folder / "part-*.parquet")
+
+
+@pytest.mark.parametrize("bounds", [[0, 10], [0, 3, 3, 8, 10], [0, 0, 10, 10]])
+@pytest.mark.parametrize("largest", [0, 2**31])
+def test_several_files_are_one_table(
+    bounds: list[int], largest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LARGEST_IN_MEMORY", largest)
+    read = read_embeddings(write_parts(tmp_path, bounds, size=list(range(10))))
+    np.testing.assert_array_equal(read.embeddings, TEN)
+    assert isinstance(read.embeddings, np.memmap) == (largest == 0)
+    assert read.ids is not None
+    assert read.ids.tolist() == [f"row {row}" for row in range(10)]
+    assert read.columns is not None
+    assert read.columns.column("size").to_pylist() == list(range(10))
+    ranged = read_embeddings(tmp_path / f"part-{{0..{len(bounds) - 2}}}.parquet")
+    assert ranged.fingerprint() == read.fingerprint()
+
+
+@pytest.mark.parametrize("of", [1, 2, 3, 12])
+@pytest.mark.parametrize("name", ["t.npy", "t.npz", "t.safetensors", "t.parquet", "part-*.parquet"])
+def test_shares_are_the_table(name: str, of: int, tmp_path: Path) -> None:
+    """Also shares without a row; the fingerprint is that of the whole."""
+    np.save(tmp_path / "t.npy", TEN)
+    np.savez(tmp_path / "t.npz", X=TEN, ids=np.arange(10))
+    save_file({"X": torch.from_numpy(TEN), "ids": torch.arange(10)}, tmp_path / "t.safetensors")
+    pq.write_table(pa.table({"X": list(TEN), "id": np.arange(10)}), tmp_path / "t.parquet", row_group_size=3)
+    write_parts(tmp_path, [0, 3, 3, 8, 10])
+    shares = [read_embeddings(tmp_path / name, share=Share(number, of)) for number in range(of)]
+    np.testing.assert_array_equal(np.concatenate([share.embeddings for share in shares]), TEN)
+    whole = read_embeddings(tmp_path / name)
+    if whole.ids is not None:
+        assert [one for share in shares for one in np.asarray(share.ids).tolist()] == whole.ids.tolist()
+    assert [share.first_row for share in shares] == [-(-10 * number // of) for number in range(of)]
+    assert {share.n_samples for share in shares} == {10}
+    some = np.concatenate([share.embeddings for share in shares]).astype("<f4")
+    assert shares[0].fingerprint(lambda rows: some) == whole.fingerprint()
+
+
+def test_files_of_other_columns_are_refused(tmp_path: Path) -> None:
+    pattern = write_parts(tmp_path, [0, 5, 10])
+    pq.write_table(pa.table({"embedding": list(TEN), "id": np.arange(10)}), tmp_path / "part-1.parquet")
+    with pytest.raises(InputError, match=r"Column 'id' of .*part-1.parquet holds int64, but string in"):
+        read_embeddings(pattern)
+    pq.write_table(pa.table({"embedding": list(TEN[:, :2]), "id": ["a"] * 10}), tmp_path / "part-1.parquet")
+    with pytest.raises(InputError, match=r"Row 0 of column 'embedding' in .* has 2 values, but the first row has 4"):
+        read_embeddings(pattern)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_tensors(dtype: torch.dtype, tmp_path: Path) -> None:
     save_file({"X": torch.from_numpy(X).to(dtype)}, tmp_path / "t.safetensors")
@@ -196,7 +253,7 @@ def test_parquet_columns_can_be_named(tmp_path: Path) -> None:
 # -- what is refused
 
 
-def refused(path: Path, match: str, kind: type[SiamMMError] = InputError, **names: str) -> None:
+def refused(path: Path, match: str, kind: type[SiamMMError] = InputError, **names: Any) -> None:
     """The file is refused with one sentence that names it."""
     with pytest.raises(kind, match=match) as caught:
         read_embeddings(path, **names)

@@ -13,14 +13,12 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 def run_ranks(nursery: Nursery, worker: str | Path, folder: Path, world: int, *, timeout: float) -> None:
     """Run a script, found from here, with ``folder`` as its argument, in so many processes as torchrun would start."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     program = Path(__file__).parent / worker
     running = [
         nursery.start_program(
             program, [str(folder)], cwd=folder, stdout=f"rank{rank}.out", stderr=f"rank{rank}.err",
-            environment=_environment(rank, world, port),
+            environment=environment(rank, world, port),
         )
         for rank in range(world)
     ]  # fmt: skip
@@ -34,7 +32,14 @@ def run_ranks(nursery: Nursery, worker: str | Path, folder: Path, world: int, *,
     assert "UserWarning" not in said, said
 
 
-def _environment(rank: int, world: int, port: int) -> dict[str, str]:
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def environment(rank: int, world: int, port: int) -> dict[str, str]:
     """What torchrun sets."""
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",

@@ -47,12 +47,3 @@ def test_train(flag: str, value: str, nursery: Nursery, tmp_path: Path) -> None:
     sentence = nursery.start(["train", "images", *TINY, flag, value], cwd=tmp_path).refusal()
     assert ("File name too long" if flag == "--output" else f"{flag} is") in sentence
     assert {path.name for path in tmp_path.iterdir()} == {"images", ".out", ".err"}
-
-
-def test_cluster_under_torchrun(nursery: Nursery, tmp_path: Path) -> None:
-    """Each process would do all of the work and write the result; none does."""
-    np.save(tmp_path / "t.npy", X)
-    torchrun = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    command = nursery.start(["cluster", "t.npy"], cwd=tmp_path, environment=torchrun)
-    assert "cluster runs in one process, but 2 were started" in command.refusal()
-    assert not (tmp_path / "t-clusters").exists()

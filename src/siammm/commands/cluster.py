@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from rich.console import Console
 from rich.markup import escape
@@ -25,21 +26,22 @@ from sklearn.exceptions import ConvergenceWarning
 import siammm
 from siammm.commands.next_steps import next_steps
 from siammm.commands.process import one_process
-from siammm.core import processes
+from siammm.commands.shards import labelled_rows, outlier_scores, rows_of_all
+from siammm.core import processes, ranks
 from siammm.core.errors import InputError, Stopped, ZeroRowWarning
 from siammm.core.folders import check_new_folder, new_folder
 from siammm.core.progress import Bar
 from siammm.core.text import shown
 from siammm.data import decode
 from siammm.data.contents import holds_images
-from siammm.data.embeddings import PATH_KEYS, EmbeddingTable, read_embeddings
+from siammm.data.embeddings import PATH_KEYS, EmbeddingTable, Share, read_embeddings, several_tables
 from siammm.data.sources import from_anywhere
 from siammm.export.kept_rows import Embedded, embed_and_keep, forget, rows_kept
 from siammm.export.tables import ImageTable, write_parquet
 from siammm.metrics.clustering import ClusteringScores, clustering_scores, label_codes
-from siammm.metrics.outliers import outlier_score
 from siammm.mixture.groups import Groups, of_these_components
 from siammm.mixture.seeding import default_n_components
+from siammm.mixture.shard import Shard, gathered
 from siammm.runs import files
 from siammm.runs.clustered import write_clustered
 from siammm.runs.images import open_images
@@ -50,11 +52,13 @@ from siammm.settings.commands import ClusterConfig
 _ROWS_SHOWN = 12
 # Where clusters must be finer than groups: so many for each, of at least so many samples on average.
 _PARTS, _SAMPLES_PER_PART = 8, 20
+# Rows, as many as a pass takes at a time.
+_DESCRIBED_AT_ONCE = 2**21
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clustering:
-    """Everything that was found, before it is written or shown."""
+    """Everything that was found, before it is written or shown: of this rank's rows, unless it says otherwise."""
 
     table: EmbeddingTable
     mixture: Any
@@ -67,32 +71,64 @@ class Clustering:
     n_merged: int | None
     """The clusters that merging ended with, where these were fewer than the groups and were replaced by finer ones."""
     sizes: np.ndarray
+    """How many of all ranks' rows each cluster has."""
+    labelled: tuple[np.ndarray, np.ndarray] | None
+    """The labels and clusters of all ranks' rows, in any order; None without labels."""
     scores: ClusteringScores | None
+    """Of all ranks' rows; only the rank that writes has them."""
     group_scores: ClusteringScores | None
     seconds: dict[str, float]
 
 
 def cluster(config: ClusterConfig) -> None:
-    """Run the command. Bad settings are refused before the work starts."""
-    if processes.started_together() > 1:
-        raise InputError(
-            f"cluster runs in one process, but {processes.started_together()} were started; start it by itself, or fit "
-            "in a script where each process passes its own rows to fit (docs/many-machines.md)."
-        )
+    """Run the command. Bad settings are refused before the work starts.
+
+    Under ``torchrun`` each rank has its share of a table's rows, and the first writes and prints.
+    """
     output = config.output or default_output(config.data)
-    check_new_folder(output, overwrite=config.overwrite, ours=files.CLUSTERED_NAMES)
-    if _is_of_images(config):
-        _cluster_images(config, output, Console(highlight=False))
-    else:
-        _refuse_for_tables(config)
+    with _joined(config.device):
+        with _refused_together():
+            if ranks.is_writer():
+                check_new_folder(output, overwrite=config.overwrite, ours=files.CLUSTERED_NAMES)
+            of_images = _is_of_images(config)
+            if of_images and ranks.active():
+                raise InputError(
+                    f"cluster encodes images in one process, but {ranks.world_size()} were started; start it by "
+                    "itself, or cluster a table of their embeddings."
+                )
+            if not of_images:
+                _refuse_for_tables(config)
+        if of_images:
+            _cluster_images(config, output, Console(highlight=False))
+            return
         seconds: dict[str, float] = {}
-        with _timed(seconds, "read"):
+        with _timed(seconds, "read"), _refused_together():
             table = read_embeddings(
-                config.data, key=config.key, id_column=config.id_column, label_column=config.label_column
+                config.data,
+                key=config.key,
+                id_column=config.id_column,
+                label_column=config.label_column,
+                share=Share(ranks.rank(), ranks.world_size()),
             )
         found = find_clusters(table, config, seconds)
         write(found, config, output)
-        show(found, output, Console())
+        if ranks.is_writer():
+            show(found, output, Console())
+
+
+@contextlib.contextmanager
+def _joined(device: str) -> Iterator[None]:
+    """Together with the other ranks, if ``torchrun`` started any."""
+    if processes.started_together() == 1:
+        yield
+        return
+    with processes.setup(device), ranks.ended_together():
+        yield
+
+
+def _refused_together(what: str = "use its input") -> contextlib.AbstractContextManager[None]:
+    """See ``ranks.refused_together``; alone, what is raised goes on as it is."""
+    return ranks.refused_together(ranks.transport(), what)
 
 
 def _is_of_images(config: ClusterConfig) -> bool:
@@ -182,7 +218,8 @@ def _refuse_for_tables(config: ClusterConfig) -> None:
     """Refuse settings of images."""
     given = {"--encoder": config.encoder, "--image-size": config.image_size, "--label-key": config.reading.label_key}
     flag = next((flag for flag, value in given.items() if value is not None), None)
-    if flag is not None and os.path.exists(os.path.expanduser(config.data)):
+    is_there = os.path.exists(os.path.expanduser(config.data)) or several_tables(config.data) is not None
+    if flag is not None and is_there:
         remedy = "use --label-column" if flag == "--label-key" else f"leave {flag} out, or give images"
         raise InputError(f"{config.data} is a table of embeddings, and {flag} is for images; {remedy}.")
 
@@ -199,80 +236,127 @@ def write(
     facts = summary(found, config)
     facts["input"] |= images or {
         "path": os.path.abspath(os.path.expanduser(config.data)),
-        "fingerprint": found.table.fingerprint(),
+        "fingerprint": found.table.fingerprint(gathered),
     }
-    with new_folder(output, overwrite=config.overwrite, ours=files.CLUSTERED_NAMES) as folder:
-        rows = None if embedded is None else embedded.rows
-        write_clustered(folder, assignments(found), found.mixture, facts, rows)
-        if embedded is not None:
-            write_parquet(folder / files.IMAGES_TABLE, embedded)
+    failing = "write the result"
+    with contextlib.ExitStack() as stack:
+        folder, writer = None, None
+        with _refused_together(failing):
+            if ranks.is_writer():
+                new = new_folder(output, overwrite=config.overwrite, ours=files.CLUSTERED_NAMES)
+                folder = stack.enter_context(new)
+        for piece in rows_of_all(assignments(found)):
+            with _refused_together(failing):
+                if folder is not None:
+                    if writer is None:
+                        writer = pq.ParquetWriter(folder / files.ASSIGNMENTS, piece.schema)
+                        stack.callback(writer.close)
+                    writer.write_table(piece)
+        with _refused_together(failing):
+            if folder is not None:
+                rows = None if embedded is None else embedded.rows
+                write_clustered(folder, found.mixture, facts, rows)
+                if embedded is not None:
+                    write_parquet(folder / files.IMAGES_TABLE, embedded)
+        with _refused_together(failing):
+            stack.close()
 
 
 def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[str, float]) -> Clustering:
     """Fit the mixture and describe every sample; ``seconds`` is told how long each step took."""
-    X = table.embeddings
-    mixture = _mixture(config, *X.shape)
+    X, n_total = table.embeddings, table.n_samples
+    with _refused_together():
+        mixture = _mixture(config, n_total, X.shape[1])
     with _timed(seconds, "fit"):
-        _fit(mixture, X)
+        _fit(mixture, table)
     groups, n_merged, n_start = Groups.none(int(mixture.n_components_)), None, mixture.n_components
     if config.merge == "auto":  # a number that was given is not questioned
         with _timed(seconds, "group"):
-            groups = mixture.groups(X)
+            groups = mixture.groups(X, together=True)
             if groups.n_groups > mixture.n_components_:
                 # Clusters that overlap were merged across groups: take finer ones, so that each is in one group.
-                n_merged, n = int(mixture.n_components_), max(groups.n_groups, len(X) // _SAMPLES_PER_PART)
+                n_merged, n = int(mixture.n_components_), max(groups.n_groups, n_total // _SAMPLES_PER_PART)
                 finer = {"merge": None, "init": "k-means++", "n_components": min(_PARTS * groups.n_groups, n)}
                 mixture = mixture.set_params(**finer)
-                _fit(mixture, X)
-            groups = of_these_components(groups, X, mixture.labels_, int(mixture.n_components_))
+                _fit(mixture, table)
+            k = int(mixture.n_components_)
+            groups = of_these_components(groups, X, mixture.labels_, k, together=True)
     mixture.groups_ = groups  # to be saved with it
     clusters = np.ascontiguousarray(mixture.labels_)
     # Three more passes over the samples, with the fitted components.
     with _timed(seconds, "describe"):
-        probability = mixture.predict_proba(X)[np.arange(len(clusters)), clusters]
-        unusual = outlier_score(np.asarray(mixture.score_samples(X)))
-        group_labels = groups.predict(X, clusters)
-    scores, group_scores = None, None
+        with _refused_together():
+            probability, log_density = _described(mixture, X, clusters)
+            group_labels = groups.predict(X, clusters)
+        unusual = outlier_scores(log_density)
+        sizes = np.bincount(clusters, minlength=mixture.n_components_)
+        sizes = Shard.of(len(X), together=True).summed(sizes)
+    labelled, scores, group_scores = None, None, None
     if table.labels is not None:
         with _timed(seconds, "score"):
-            scores = clustering_scores(table.labels, clusters)
-            group_scores = clustering_scores(table.labels, group_labels) if groups.is_found else None
+            labels, *found = labelled_rows(table.labels, clusters, group_labels)
+            labelled = (labels, found[0])
+            with _refused_together():
+                if ranks.is_writer():
+                    scores = clustering_scores(labels, found[0])
+                    group_scores = clustering_scores(labels, found[1]) if groups.is_found else None
     return Clustering(
         table=table,
         mixture=mixture,
         clusters=clusters,
-        probability=np.asarray(probability, dtype=np.float32).ravel(),
+        probability=probability,
         outlier_score=unusual,
         groups=groups,
         group_labels=group_labels,
         n_merged=n_merged,
         n_start=n_start,
-        sizes=np.bincount(clusters, minlength=mixture.n_components_),
+        sizes=sizes,
+        labelled=labelled,
         scores=scores,
         group_scores=group_scores,
         seconds={step: round(value, 3) for step, value in seconds.items()},
     )
 
 
-def _fit(mixture: Any, X: np.ndarray) -> None:
-    """Fit, and report failures in terms of the command's flags."""
+def _described(mixture: Any, X: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The share of its cluster in each row, and its log density; many rows at a time, for each has several shares."""
+    probability, log_density = [], []
+    for start in range(0, max(1, len(X)), _DESCRIBED_AT_ONCE):
+        part, cluster = (values[start : start + _DESCRIBED_AT_ONCE] for values in (X, clusters))
+        share = mixture.predict_proba(part)[np.arange(len(part)), cluster] if len(part) else []  # a rank without rows
+        probability.append(np.asarray(share, dtype=np.float32).ravel())
+        log_density.append(np.asarray(mixture.score_samples(part)))
+    return np.concatenate(probability), np.concatenate(log_density)
+
+
+def _fit(mixture: Any, table: EmbeddingTable) -> None:
+    """Fit, and report failures in terms of the command's flags and of the whole table."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # ``show`` says it in a sentence
             # The estimator accepts rows of zeros; in a file of embeddings they are a mistake.
             warnings.simplefilter("error", ZeroRowWarning)
-            mixture.fit(X)
+            mixture.fit(table.embeddings)
     except ZeroRowWarning as error:
-        raise InputError(str(error).replace("use GaussianMixture", "use --family gaussian")) from error
+        text = str(error).replace("use GaussianMixture", "use --family gaussian")
+        raise InputError(_of_the_table(text, table)) from error
+    except InputError as error:
+        raise InputError(_of_the_table(str(error), table)) from error
     except torch.OutOfMemoryError as error:
         raise InputError("The GPU does not have enough memory; use fewer components or --device cpu.") from error
+
+
+def _of_the_table(text: str, table: EmbeddingTable) -> str:
+    """What is wrong with a row, with its number in the whole table."""
+    return re.sub(r"\b([Rr]ow) (\d+)", lambda match: f"{match[1]} {int(match[2]) + table.first_row}", text)
 
 
 def assignments(found: Clustering) -> pa.Table:
     """The table of results: one row per sample, in the order of the input."""
     table = found.table
+    numbers = np.arange(table.first_row, table.first_row + len(found.clusters))
     columns = {
-        "id": pa.array(np.arange(len(found.clusters)) if table.ids is None else table.ids),
+        "id": pa.array(numbers if table.ids is None else table.ids),
         "cluster": pa.array(found.clusters.astype(np.int32)),
         "group": pa.array(found.group_labels.astype(np.int32)),
         "probability": pa.array(found.probability),
@@ -291,7 +375,8 @@ def assignments(found: Clustering) -> pa.Table:
 
 def summary(found: Clustering, config: ClusterConfig) -> dict[str, Any]:
     """The result and its settings as plain values."""
-    mixture, (n, d), merges = found.mixture, found.table.embeddings.shape, found.mixture.merges_
+    mixture, merges = found.mixture, found.mixture.merges_
+    n, d = found.table.n_samples, found.table.embeddings.shape[1]
     spread = "concentrations" if config.family == "von-mises-fisher" else "variances"
     return {
         "input": {"file": str(found.table.source), "n_samples": n, "n_dimensions": d},
@@ -317,7 +402,8 @@ def summary(found: Clustering, config: ClusterConfig) -> dict[str, Any]:
 
 def show(found: Clustering, output: Path, console: Console, *, of_images: bool = False) -> None:
     """Print the summary that a person reads."""
-    mixture, (n, d), merges = found.mixture, found.table.embeddings.shape, found.mixture.merges_
+    mixture, merges = found.mixture, found.mixture.merges_
+    n, d = found.table.n_samples, found.table.embeddings.shape[1]
     started = "" if merges is None else f", merged from {merges.n_components[0]:,}"
     what = "images" if of_images else f"embeddings of {d:,} dimensions"
     console.print(
@@ -325,7 +411,8 @@ def show(found: Clustering, output: Path, console: Console, *, of_images: bool =
         f"[dim]({sum(found.seconds.values()):.1f} s)[/]\n"
     )
     spread_name = "concentration" if hasattr(mixture, "concentrations_") else "variance"
-    console.print(cluster_table(found.sizes, _spread(mixture), spread_name, found.clusters, found.table.labels))
+    labels, clusters = found.labelled or (None, found.clusters)
+    console.print(cluster_table(found.sizes, _spread(mixture), spread_name, clusters, labels))
     if found.n_merged is not None and found.groups.is_found:
         console.print(
             f"[dim]Merging ended with {found.n_merged:,} clusters that overlap the groups, so these are finer ones.[/]"

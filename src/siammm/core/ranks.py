@@ -40,11 +40,17 @@ def is_writer() -> bool:
     return rank() == 0
 
 
+def transport() -> torch.device:
+    """Where tensors are sent from: NCCL needs them on this process's GPU."""
+    on_gpu = active() and dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
 @contextmanager
-def refused_together(device: torch.device) -> Generator[None]:
+def refused_together(device: torch.device, what: str = "use its input") -> Generator[None]:
     """If one rank raises in here, every rank raises, so that none waits for the others forever.
 
-    Every rank must enter and leave; nothing inside may be a collective.
+    Every rank must enter and leave; nothing inside may be a collective. ``what`` the rank that raised cannot do.
     """
     problem: Exception | None = None
     try:
@@ -55,7 +61,18 @@ def refused_together(device: torch.device) -> Generator[None]:
     if problem is not None:
         raise problem
     if any(refused):
-        raise InputError(f"Rank {refused.index(1)} cannot use its input, so all ranks stop; its own message says why.")
+        raise InputError(f"Rank {refused.index(1)} cannot {what}, so all ranks stop; its own message says why.")
+
+
+@contextmanager
+def ended_together() -> Generator[None]:
+    """If another rank ends while this one waits for it, say so in a sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not active() or (not isinstance(error, dist.DistError) and "gloo" not in str(error)):
+            raise
+        raise InputError("Another rank has ended, so this one stops too; the other's own message says why.") from error
 
 
 def all_reduce_sum(*tensors: Tensor) -> None:
@@ -92,6 +109,26 @@ def all_gather_rows(rows: Tensor, device: torch.device) -> Tensor:
     every = [torch.zeros_like(padded) for _ in counts]
     _dist.all_gather(every, padded.contiguous())
     return torch.cat([one[:count] for one, count in zip(every, counts, strict=True)])
+
+
+def all_gather_bytes(data: bytes) -> list[bytes]:
+    """Every rank's bytes, in the order of ranks."""
+    return [broadcast_bytes(data, source) for source in range(world_size())]
+
+
+def broadcast_bytes(data: bytes, source: int) -> bytes:
+    """The bytes of one rank, on every rank; what the others pass does not matter."""
+    if not active():
+        return data
+    device = transport()
+    length = all_gather_counts(len(data), device)[source]
+    if rank() == source:
+        sent = torch.frombuffer(bytearray(data), dtype=torch.uint8) if length else torch.empty(0, dtype=torch.uint8)
+    else:
+        sent = torch.empty(length, dtype=torch.uint8)
+    sent = sent.to(device)
+    _dist.broadcast(sent, source)
+    return sent.cpu().numpy().tobytes()
 
 
 def all_gather_batch(batch: Tensor) -> Tensor:

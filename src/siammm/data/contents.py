@@ -14,7 +14,7 @@ import numpy as np
 from siammm.core.errors import SiamMMError
 from siammm.data import decode, tar_source
 from siammm.data.array_files import npy_header, npz_headers, parquet_file
-from siammm.data.embeddings import SUFFIXES, is_vector
+from siammm.data.embeddings import SUFFIXES, is_vector, several_tables
 from siammm.data.table_source import is_image
 
 # Files and folders among which an image is looked for, to say what a folder is that is no run.
@@ -30,6 +30,9 @@ def holds_images(data: str) -> bool:
     path = Path(os.path.expanduser(data))
     try:
         if not os.path.isfile(path):
+            tables = several_tables(data)
+            if tables is not None:
+                return _parquet(tables[0])
             return os.path.isdir(path) or path.suffix.lower() not in SUFFIXES or _are_several(data)
         look = {".npy": _npy, ".npz": _npz, ".parquet": _parquet, ".pq": _parquet}.get(path.suffix.lower())
         return path.name.lower().endswith(_OF_IMAGES_ALONE) if look is None else look(path)

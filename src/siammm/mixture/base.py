@@ -274,14 +274,17 @@ class Mixture(DensityMixin, BaseEstimator):
         index_NH = em.assignments(samples, components, Assignment(n_neighbours=count, backend=self.backend))[0]
         return in_the_form_of(index_NH, X)
 
-    def groups(self, X: Matrix) -> Groups:
+    def groups(self, X: Matrix, *, together: bool = False) -> Groups:
         """Find groups of samples, which may be more or fewer than the components, and keep them as ``groups_``.
 
         ``n_groups`` of the result is their number, and ``label_K`` the group that most rows of each component are in.
         ``predict_group`` then gives any rows their group, also after ``save`` and ``load``. Groups are communities of
         the rows' neighbour graph, as many of them as the elbow of the scatter within groups says where that is clear,
         and else those that are clearest beside one Gaussian; if there are none, every component is its own group
-        (``is_found`` is False). Under ``torch.distributed`` they are those of this rank's rows.
+        (``is_found`` is False).
+
+        Under ``torch.distributed`` they are those of this rank's rows; with ``together=True`` those of all ranks' rows,
+        and every rank must call this, as ``fit``.
 
         Components found with ``merge="auto"`` that are as clear as any communities are kept, or grouped themselves.
         """
@@ -297,6 +300,7 @@ class Mixture(DensityMixin, BaseEstimator):
             separate=separate,
             seed=seed,
             centre_KD=components.centre_KD,
+            together=together,
         )
         return self.groups_
 

@@ -44,6 +44,7 @@ from sklearn.utils.extmath import randomized_svd
 from siammm.mixture.covariance import shrunk_covariance
 from siammm.mixture.elbow import elbow, whitened_by_neighbours
 from siammm.mixture.graph import Array, Graph, communities, neighbour_graph, path, so_many_communities
+from siammm.mixture.shard import Shard
 
 MOST_ROWS = 3000
 # Single classes of images have ratios of .69 to .96 under encoders that were not trained on their clusters; sets of two
@@ -128,19 +129,29 @@ class Groups:
 
 
 def found(
-    X: Any, nearest_N2: Any, k: int, *, unit: bool, separate: bool, seed: int = 0, centre_KD: Any = None
+    X: Any,
+    nearest_N2: Any,
+    k: int,
+    *,
+    unit: bool,
+    separate: bool,
+    seed: int = 0,
+    centre_KD: Any = None,
+    together: bool = False,
 ) -> Groups:
     """The groups of the samples, given the nearest and second nearest of ``k`` components of each.
 
     ``unit``: whether only the direction of a row counts. ``separate``: whether the components were merged until they
     are separate, so that they may have groups of their own. ``centre_KD``: the centres of the components, by which
-    those without samples get a group.
+    those without samples get a group. ``together``: whether these rows are this rank's shard of all rows. Then every
+    rank must call this, and each gets the groups that one process would find with all rows.
     """
     x_ND, nearest_N2 = _rows(X), _rows(nearest_N2)
-    if len(x_ND) < _LEAST_ROWS:
+    shard = Shard.of(len(x_ND), together=together)
+    if shard.n_total < _LEAST_ROWS:
         return Groups.none(k)
-    chosen = _drawn(len(x_ND), seed)
-    some_MD = x_ND[chosen].astype(np.float64)
+    chosen = _drawn(shard.n_total, seed)
+    some_MD = shard.taken(x_ND, chosen).astype(np.float64)
     centre_D, scale = np.zeros(some_MD.shape[1]), 1.0
     if unit:
         some_MD = _unit(some_MD)
@@ -151,12 +162,12 @@ def found(
     basis_DP = _principal(some_MD, seed)
     z_MP = some_MD @ basis_DP
     first = _Communities.of(some_MD, unit=unit, seed=seed)
-    component_M, label_M = nearest_N2[chosen, 0], None
+    component_M, label_M = shard.taken(nearest_N2[:, 0], chosen), None
     at_elbow_M = _at_elbow(some_MD, z_MP, first, seed) if first.ratio <= LARGEST_RATIO_AT_ELBOW else None
     says = k if at_elbow_M is None else int(at_elbow_M.max()) + 1
     if separate and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio and _is_near(k, says):
         # The components are as clear as any communities. Perhaps they have groups.
-        label_K = of_components(nearest_N2[:, 0], nearest_N2[:, -1], k)
+        label_K = of_components(nearest_N2[:, 0], nearest_N2[:, -1], k, shard)
         # Without gaps: a group may have no row among those that decide.
         label_M = None if label_K is None else np.unique(label_K[component_M], return_inverse=True)[1]
     elif at_elbow_M is not None:
@@ -170,7 +181,7 @@ def found(
     weight_GP, offset_G = _discriminant(z_MP, label_M)
     weight_GD = weight_GP @ basis_DP.T / scale
     groups = Groups(np.arange(k), first.ratio, weight_GD, offset_G - weight_GD @ centre_D, unit)
-    return _numbered(groups, x_ND, nearest_N2[:, 0], centre_KD)
+    return _numbered(groups, x_ND, nearest_N2[:, 0], centre_KD, shard)
 
 
 def among_samples(X: Any, *, seed: int = 0) -> Groups:
@@ -194,7 +205,7 @@ def among_samples(X: Any, *, seed: int = 0) -> Groups:
         label_M = _assigned(z_MP, label_M)
     weight_GP, offset_G = _discriminant(z_MP, label_M)
     groups = Groups(np.zeros(1, dtype=np.int64), first.ratio, weight_GP @ basis_DP.T, offset_G, unit=True)
-    return _numbered(groups, x_ND, np.zeros(len(x_ND), dtype=np.int64), None)
+    return _numbered(groups, x_ND, np.zeros(len(x_ND), dtype=np.int64), None, Shard(len(x_ND)))
 
 
 def of_directions(weight_GD: Array, ratio: float) -> Groups:
@@ -202,17 +213,23 @@ def of_directions(weight_GD: Array, ratio: float) -> Groups:
     return Groups(np.zeros(1, dtype=np.int64), ratio, weight_GD, np.zeros(len(weight_GD)), unit=True)
 
 
-def of_these_components(groups: Groups, X: Any, component_N: Any, k: int, centre_KD: Any = None) -> Groups:
-    """The same groups for other components: those in which no component has most of its rows are left out."""
+def of_these_components(
+    groups: Groups, X: Any, component_N: Any, k: int, centre_KD: Any = None, *, together: bool = False
+) -> Groups:
+    """The same groups for other components: those in which no component has most of its rows are left out.
+
+    ``together`` as in ``found``.
+    """
     x_ND, component_N = _rows(X), _rows(component_N)
+    shard = Shard.of(len(x_ND), together=together)
     if groups.weight_GD is None or groups.offset_G is None:
         return replace(Groups.none(k), ratio=groups.ratio)
     weight_GD, offset_G = groups.weight_GD, groups.offset_G
     while True:  # rows of a group that is left out go to others, which may change who has most
         groups = replace(groups, label_K=np.arange(k), weight_GD=weight_GD, offset_G=offset_G)
-        present_G = np.unique(_table(groups, x_ND, component_N, k).argmax(axis=1))
+        present_G = np.unique(_table(groups, x_ND, component_N, k, shard).argmax(axis=1))
         if len(present_G) == len(offset_G):
-            return _numbered(groups, x_ND, component_N, centre_KD)
+            return _numbered(groups, x_ND, component_N, centre_KD, shard)
         weight_GD, offset_G = weight_GD[present_G], offset_G[present_G]
 
 
@@ -221,16 +238,16 @@ def _is_near(k: int, other: int) -> bool:
     return abs(k - other) <= max(1.0, _NEAR * max(k, other))
 
 
-def _numbered(groups: Groups, x_ND: Array, component_N: Array, centre_KD: Any) -> Groups:
+def _numbered(groups: Groups, x_ND: Array, component_N: Array, centre_KD: Any, shard: Shard) -> Groups:
     """These groups by size, with the group of every component; none, if they are the components."""
     assert groups.weight_GD is not None
     assert groups.offset_G is not None
     k = len(groups.label_K)
-    table_KG = _table(groups, x_ND, component_N, k)
+    table_KG = _table(groups, x_ND, component_N, k, shard)
     size_G = table_KG.sum(axis=0)
     order = np.argsort(-size_G, kind="stable")[: np.count_nonzero(size_G)]
     label_K = table_KG[:, order].argmax(axis=1)
-    is_same = len(order) == k == len(np.unique(label_K)) and table_KG.max(axis=1).sum() >= _SAME * len(x_ND)
+    is_same = len(order) == k == len(np.unique(label_K)) and table_KG.max(axis=1).sum() >= _SAME * shard.n_total
     if is_same or len(order) < 2:
         return replace(Groups.none(k), ratio=groups.ratio)
     groups = replace(groups, label_K=label_K, weight_GD=groups.weight_GD[order], offset_G=groups.offset_G[order])
@@ -240,11 +257,11 @@ def _numbered(groups: Groups, x_ND: Array, component_N: Array, centre_KD: Any) -
     return groups
 
 
-def _table(groups: Groups, x_ND: Array, component_N: Array, k: int) -> Array:
-    """How many rows of each component are in each group, (K, G)."""
+def _table(groups: Groups, x_ND: Array, component_N: Array, k: int, shard: Shard) -> Array:
+    """How many rows of each component are in each group, (K, G), of all ranks."""
     table_KG = np.zeros((k, groups.n_groups), dtype=np.int64)
     np.add.at(table_KG, (component_N, groups.predict(x_ND, component_N)), 1)
-    return table_KG
+    return shard.summed(table_KG)
 
 
 # -- among samples ----------------------------------------------------------------------------------------------------
@@ -313,7 +330,7 @@ def gaussian_twin(x_ND: Array, seed: int) -> Array:
 # -- among components -------------------------------------------------------------------------------------------------
 
 
-def of_components(first_N: Array, second_N: Array, k: int) -> Array | None:
+def of_components(first_N: Array, second_N: Array, k: int, shard: Shard | None = None) -> Array | None:
     """The group of each of ``k`` components, from the nearest and second nearest of every sample, or None.
 
     Random graphs have communities too, and the fewer neighbours a component has, the higher their modularity. So it is
@@ -321,7 +338,8 @@ def of_components(first_N: Array, second_N: Array, k: int) -> Array | None:
     single cluster have groups too.
     """
     low_N, high_N = np.minimum(first_N, second_N), np.maximum(first_N, second_N)
-    code_E, count_E = np.unique((low_N.astype(np.int64) * k + high_N)[low_N != high_N], return_counts=True)
+    shard = Shard(len(first_N)) if shard is None else shard
+    code_E, count_E = shard.counted((low_N.astype(np.int64) * k + high_N)[low_N != high_N])
     if k < 3 or not len(code_E):
         return None
     low_E, high_E, weight_E = code_E // k, code_E % k, count_E.astype(np.float64)

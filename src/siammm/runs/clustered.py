@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from siammm.core.errors import InputError, SiamMMError, StoredFileError
 from siammm.core.text import one_line, shown
@@ -107,11 +106,11 @@ def read_clustered(path: Path) -> Clustered:
     return found
 
 
-def write_clustered(
-    folder: Path, table: pa.Table, mixture: Any, summary: dict[str, Any], rows: np.ndarray | None = None
-) -> None:
-    """Write a result into an existing folder; ``rows`` are the embeddings of images, of any length."""
-    pq.write_table(table, folder / files.ASSIGNMENTS)
+def write_clustered(folder: Path, mixture: Any, summary: dict[str, Any], rows: np.ndarray | None = None) -> None:
+    """Write a result, except for its assignments, into an existing folder.
+
+    ``rows`` are the embeddings of images, of any length.
+    """
     mixture.save(folder / files.MIXTURE)
     if rows is not None:
         with (folder / files.EMBEDDINGS).open("wb") as file:

@@ -88,7 +88,7 @@ class ClusterConfig(_OfTable, _OnDevice, _Overwriting, _Seeded):
 
     data: Annotated[Positional[str], arg(metavar="DATA")]
     """Images: a folder, or a file that siammm train reads. Or a table: a .npy, .npz, .parquet or .safetensors file with
-    one row per sample."""
+    one row per sample, or several Parquet files ('part-*.parquet')."""
 
     output: Path | None = None
     """Folder to write; by default <name of the data>-clusters in the current folder."""
