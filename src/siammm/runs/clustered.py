@@ -126,7 +126,7 @@ def write_clustered(folder: Path, mixture: Any, summary: dict[str, Any], rows: n
 def table_again(clustering: Clustered, given: str) -> np.ndarray:
     """The rows of the table that was clustered, of unit length, in float16; ``given`` is the run's name."""
     settings, place = clustering.settings, shown(clustering.data)
-    keys = {name: settings.get(name) for name in ("key", "id_column", "label_column")}
+    keys: dict[str, Any] = {name: settings.get(name) for name in ("key", "id_column", "label_column")}
     remedy = "put it back, or cluster the table again"
     try:
         table = read_embeddings(clustering.data, **keys)
