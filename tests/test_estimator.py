@@ -63,7 +63,7 @@ def test_groups_of_new_images_also_of_a_saved_model(tmp_path: Path) -> None:
     model.save(tmp_path / "model")
     loaded = SiamMM.load(tmp_path / "model", device="cpu")
     assert loaded.n_groups_ == model.n_groups_
-    np.testing.assert_allclose(loaded.predict_group_proba(images[:9]), share[:9], rtol=1e-9)
+    np.testing.assert_allclose(loaded.predict_group_proba(images[:9]), share[:9], rtol=1e-4)
     assert not hasattr(loaded, "group_labels_"), "it holds no table of images"
 
 

@@ -31,7 +31,7 @@ def write_images(folder: Path, *, n: int = N_IMAGES, seed: int = 0) -> Path:
 def trained_run(folder: Path, *flags: str) -> Path:
     """A run of the command on such images."""
     images = write_images(folder)
-    command = ["train", str(images), "--output", str(folder / "first"), "--preset", "demo", "--epochs", "2"]
+    command = ["train", str(images), "--output", str(folder / "first"), "--preset", "demo", "--epochs", "8"]
     command += ["--batch-size", "30", "--hidden-dim", "32", "--embedding-dim", "16", "--no-tensorboard"]
     assert main([*command, "--device", "cpu", *flags]) == 0
     return folder / "first"
