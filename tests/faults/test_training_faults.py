@@ -20,6 +20,7 @@ from siammm.data.sources import open_source
 from siammm.data.view_settings import ViewSettings
 from siammm.learn import checkpoint, state
 from siammm.learn.checkpoint import LAST, PREVIOUS
+from siammm.learn.filling import fill_bank
 from siammm.learn.guard import CollapseError
 from siammm.learn.loop import Training
 from siammm.learn.observers import Silent
@@ -196,7 +197,7 @@ def test_a_rate_that_is_far_too_high_ends_in_a_named_error() -> None:
 
 def test_embeddings_that_are_not_finite_are_named(tmp_path: Path) -> None:
     training = prepared(small_config())
-    training.fill_bank()
+    fill_bank(training)
     training.bank.view_2ND[0, 3, 2] = math.nan
     with pytest.raises(InputError, match="NaN or infinity"):
         training.samples()
@@ -259,7 +260,7 @@ def test_two_images_a_batch(instance: str) -> None:
 def test_one_image_left_over_by_the_batches_has_a_direction_of_its_own() -> None:
     """BatchNorm in a batch of copies of one image would leave nothing of it."""
     training = prepared(small_config(batch_size=8), small_images(33))
-    training.fill_bank()
+    fill_bank(training)
     lengths = training.bank.view_2ND[:, :-1].norm(dim=2)
     torch.testing.assert_close(lengths, torch.ones_like(lengths))
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from siammm.data.sources import Source, open_source
 from siammm.learn import checkpoint, state
-from siammm.learn.loop import Interrupted, Trained, Training
+from siammm.learn.bookkeeping import Interrupted
+from siammm.learn.loop import Trained, Training
 from siammm.learn.observers import Listener
 from siammm.runs.run import Run
 from siammm.runs.writer import RunWriter

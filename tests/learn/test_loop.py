@@ -21,6 +21,7 @@ from siammm.data.sources import open_source
 from siammm.data.view_settings import views
 from siammm.learn import checkpoint, probing
 from siammm.learn.encode import encode
+from siammm.learn.filling import fill_bank
 from siammm.learn.loop import Trained, Training
 from siammm.learn.muon import matrices
 from siammm.learn.observers import Silent
@@ -677,7 +678,7 @@ def test_the_bank_holds_the_momentum_embeddings_of_both_views() -> None:
 def test_filling_the_bank_leaves_no_trace_in_the_network() -> None:
     training = prepared(small_config())
     before = {name: value.clone() for name, value in training.network.state_dict().items()}
-    training.fill_bank()
+    fill_bank(training)
     check_same_bits(before, training.network.state_dict())
 
 

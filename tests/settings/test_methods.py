@@ -12,6 +12,7 @@ import torch
 from siammm.cli import parse
 from siammm.core.errors import InputError
 from siammm.learn.encode import encode
+from siammm.learn.filling import fill_bank
 from siammm.learn.objective import batch_loss
 from siammm.metrics.knn import knn_accuracy
 from siammm.settings.checks import check_settings
@@ -118,7 +119,7 @@ def test_codes_are_balanced_with_a_queue_only_once_it_is_full_and_due() -> None:
 
 def test_scattering_is_of_the_projections_and_leaves_the_predictor_alone() -> None:
     training = prepared(small_method("propos", epochs=1, cluster_after=0.0))
-    training.fill_bank()
+    fill_bank(training)
     training.clustering.expectation_and_maximisation(training.samples())
     x_1, x_2 = (torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     network, objective = training.network, training.config.objective
