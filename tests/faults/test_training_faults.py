@@ -28,8 +28,8 @@ from tests.data.image_sets import example_images, write_folder
 from tests.learn.small_runs import (
     STEPS,
     check_same_bits,
+    check_same_run,
     everything,
-    measured,
     prepared,
     resumed,
     run_through,
@@ -105,8 +105,7 @@ def test_the_last_good_checkpoint_survives_a_collapse(tmp_path: Path) -> None:
     with pytest.raises(CollapseError):
         training.run()
     rest = run_through(resumed(config, tmp_path / "run"))
-    check_same_bits(everything(rest), everything(whole))
-    assert measured(rest) == measured(whole)
+    check_same_run(rest, whole)
 
 
 # -- numbers that are none
@@ -402,8 +401,7 @@ def test_a_run_that_falls_back_goes_on_bit_for_bit(tmp_path: Path) -> None:
     spoil(tmp_path / "run" / "checkpoints" / LAST, "truncated")
     rest = resumed(config, tmp_path / "run")
     assert (rest.epoch, rest.step_in_epoch, rest.metrics) == (0, STEPS - 1, [])
-    check_same_bits(everything(run_through(rest)), everything(whole))
-    assert measured(rest) == measured(whole)
+    check_same_run(run_through(rest), whole)
 
 
 def test_a_run_killed_between_two_moves_has_the_checkpoint_before(two_checkpoints: Path, tmp_path: Path) -> None:

@@ -138,6 +138,12 @@ def everything(training: Training, trained: Trained | None = None) -> dict[str, 
     return tensors
 
 
+def check_same_run(left: Training, right: Training) -> None:
+    """Both have the same weights, state and metrics, bit for bit."""
+    check_same_bits(everything(left), everything(right))
+    assert measured(left) == measured(right)
+
+
 def check_same_bits(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     assert left.keys() == right.keys()
     different = [

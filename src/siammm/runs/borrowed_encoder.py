@@ -11,10 +11,10 @@ from siammm.data.view_settings import ViewSettings
 from siammm.learn.networks import SiameseNetwork
 from siammm.runs.clustered import Clustered
 from siammm.runs.network_file import network_digest
-from siammm.runs.pretrained import Pretrained, name_of, open_pretrained
+from siammm.runs.pretrained import Backbone, name_of, open_pretrained
 
 
-def open_again(clustering: Clustered, given: str, summary: Path, device: torch.device) -> Pretrained:
+def open_again(clustering: Clustered, given: str, summary: Path, device: torch.device) -> Backbone:
     """The pretrained encoder, by its name in the ``summary``; ``given`` is the run's name."""
     if clustering.encoder is None:
         raise InputError(

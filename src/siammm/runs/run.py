@@ -39,7 +39,7 @@ from siammm.runs.kept_embeddings import check_all_there, encode_again, map_embed
 from siammm.runs.mixture_file import load_clustered, load_trained
 from siammm.runs.network_file import load_network
 from siammm.runs.origin import RunOrigin
-from siammm.runs.pretrained import EncoderChoice, Pretrained
+from siammm.runs.pretrained import Backbone, EncoderChoice
 from siammm.settings.training import DataConfig, TrainConfig
 
 
@@ -129,7 +129,7 @@ class Run(RunOrigin):
             ) from error
 
     @cached_property
-    def _pretrained(self) -> Pretrained:
+    def _pretrained(self) -> Backbone:
         """The pretrained encoder that it was clustered with, opened again by its name."""
         assert self.clustering is not None
         return open_again(self.clustering, self.given, self.path / files.SUMMARY, self.device)
