@@ -188,7 +188,7 @@ class EvaluateConfig(_OfImages, _Overwriting):
     """What to measure; by default knn, linear, clustering and k where they apply, and transfer with --transfer."""
 
     transfer: str | None = None
-    """For transfer: another labelled set to train on, a VOC2007 folder, or FOLDER::TABLE with several labels per image."""
+    """For transfer: another labelled set to train on, a VOC2007 folder, or FOLDER::TABLE (several labels per image)."""
 
     transfer_test: str | None = None
     """For transfer: the test images of that set; by default a tenth is held out, or VOC's own test images."""

@@ -69,7 +69,8 @@ def arranged(command: type | None = None) -> ConstructorRegistry:
 
 def _with_readable_help(field: Any) -> Any:
     """A field whose text is not broken where our lines of code are; where a default is None, the text says it."""
-    text = field.helptext() if callable(field.helptext) else field.helptext
+    text: Any = field.helptext
+    text = text() if callable(text) else text
     kind = Annotated[field.type, arg(help_behavior_hint="")] if field.default in (None, ()) else field.type
     return dataclasses.replace(field, type=kind, helptext=None if text is None else " ".join(text.split()))
 
