@@ -11,14 +11,7 @@ import torch
 from siammm.learn.filling import fill_bank
 from siammm.learn.loop import Training
 from siammm.learn.observers import Silent
-from tests.learn.small_runs import (
-    STEPS,
-    check_same_bits,
-    prepared,
-    run_through,
-    small_config,
-    small_images,
-)
+from tests.learn.small_runs import STEPS, check_same_bits, prepared, run_through, small_config, small_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

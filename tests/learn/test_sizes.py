@@ -17,13 +17,7 @@ from siammm.data.view_settings import views
 from siammm.learn.loop import Training
 from siammm.runs.run import Run
 from siammm.runs.writer import RunWriter
-from tests.learn.small_runs import (
-    CPU,
-    prepared,
-    run_through,
-    small_config,
-    small_images,
-)
+from tests.learn.small_runs import CPU, prepared, run_through, small_config, small_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,14 +14,7 @@ from siammm.learn.loop import Trained, Training
 from siammm.learn.muon import matrices
 from siammm.learn.observers import Silent
 from siammm.settings.checks import check_settings
-from tests.learn.small_runs import (
-    N_IMAGES,
-    STEPS,
-    losses_of,
-    prepared,
-    run_through,
-    small_config,
-)
+from tests.learn.small_runs import N_IMAGES, STEPS, losses_of, prepared, run_through, small_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

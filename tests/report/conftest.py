@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from siammm.report.serve import Server
 from tests.report.browser import Watched, chromium, write_page
 from tests.report.example_contents import Example
 
@@ -32,4 +33,13 @@ def url(folder: Path) -> str:
 def loaded(browser, url: str) -> Iterator[Watched]:
     watched = Watched(browser, url)
     yield watched
+    watched.close()
+
+
+@pytest.fixture(scope="module")
+def live(browser, server: Server) -> Iterator[Watched]:
+    """The page of a module's ``server``."""
+    watched = Watched(browser, server.url)
+    yield watched
+    watched.check()
     watched.close()

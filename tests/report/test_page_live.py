@@ -23,11 +23,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def report(browser, server: Server) -> Iterator[Watched]:
-    watched = Watched(browser, server.url)
-    yield watched
-    watched.check()
-    watched.close()
+def report(live: Watched) -> Watched:
+    return live
 
 
 @pytest.fixture(scope="module")

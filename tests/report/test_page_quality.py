@@ -58,14 +58,6 @@ def server(run: Run) -> Iterator[Server]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def live(browser, server: Server) -> Iterator[Watched]:
-    watched = Watched(browser, server.url)
-    yield watched
-    watched.check()
-    watched.close()
-
-
 def saved(watched: Watched, name: str) -> tuple[str, list[dict[str, str]]]:
     """The name and the rows of the table that a button downloads."""
     with watched.page.expect_download() as download:

@@ -10,31 +10,20 @@ import pytest
 
 from siammm.cli import main
 from siammm.report.render import render
-from tests.report.browser import PHONE, Watched, serious_faults, write_page
+from tests.report.browser import PHONE, Watched, check_fits_a_phone, serious_faults_at, unfold, write_page
 from tests.report.example_contents import HOSTILE, SECTIONS, Example, make
 from tests.report.made_runs import hostile_folder, trained_run
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_serious_fault(browser, url: str, scheme: str):
-    watched = Watched(browser, url, color_scheme=scheme)
-    found = []
-    for address in [*(f"#/{section}" for section in SECTIONS), "#/clusters?cluster=2"]:
-        page = watched.visit(address)
-        # The themes differ in nothing but colour.
-        found += [f"{address}: {fault}" for fault in serious_faults(page, only_colour=scheme == "dark")]
-    watched.check()
-    watched.close()
-    assert found == []
+    addresses = [*(f"#/{section}" for section in SECTIONS), "#/clusters?cluster=2"]
+    assert serious_faults_at(browser, url, addresses, scheme) == []
 
 
 def test_a_phone_scrolls_one_way_only(browser, url: str):
     watched = Watched(browser, url, viewport=PHONE, has_touch=True)
-    for address in [*(f"#/{section}" for section in SECTIONS), "#/clusters?cluster=1"]:
-        page = watched.visit(address)
-        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], address
-        wide = page.evaluate("(document.querySelector('dialog[open] .detail-body') ?? document.body).scrollWidth")
-        assert wide <= PHONE["width"], address
+    check_fits_a_phone(watched, [*(f"#/{section}" for section in SECTIONS), "#/clusters?cluster=1"])
     watched.visit("#/overview")
     watched.page.locator("#nav a[data-section='clusters']").tap()
     watched.page.wait_for_selector("#section-clusters:not([hidden])")
@@ -47,7 +36,7 @@ def test_nothing_hostile_runs(browser, folder: Path):
     watched = Watched(browser, write_page(folder, example, "hostile.html"))
     for section in SECTIONS:
         page = watched.visit(f"#/{section}")
-        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        unfold(page)
         assert page.locator("#main img, #main script, #main iframe, a[href^='javascript']").count() == 0
     page = watched.visit("#/clusters?cluster=0")
     page.locator("dialog .thumb").nth(1).hover()
@@ -107,7 +96,7 @@ def test_nothing_is_said_about_labels_where_there_are_none(browser, folder: Path
     for address in [*(f"#/{section}" for section in found), "#/clusters?cluster=1", "#/groups?group=1", "#/suspects"]:
         page.evaluate("hash => { location.hash = hash; }", address)
         watched.settle()
-        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        unfold(page)
         spoken = page.eval_on_selector_all("[aria-label]", "all => all.map(one => one.ariaLabel)")
         text = " ".join([page.inner_text("body"), *spoken])
         for word in ("label", "class ", "classes", "purity", "audit", "evaluat"):
