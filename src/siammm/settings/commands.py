@@ -364,7 +364,8 @@ class ExportConfig(_OfImages, _Overwriting):
     """
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
-    """A run folder written by siammm train, or by siammm cluster; from the latter only the tables are written."""
+    """A run folder written by siammm train or siammm cluster. Of siammm cluster only the tables are exported, unless it
+    used the encoder of another run."""
 
     output: Path | None = None
     """Folder to write; by default <name of the run>-export in the current folder."""
