@@ -30,9 +30,9 @@ import numpy as np
 import torch
 
 import record
-from siammm.commands.cluster import find_clusters
+from siammm.commands.find_clusters import find_clusters
 from siammm.core.files import write_text
-from siammm.data.embeddings import EmbeddingTable
+from siammm.data.embedding_table import EmbeddingTable
 from siammm.data.sources import Source, open_source
 from siammm.data.subset import SourceSubset
 from siammm.learn.encode import encode

@@ -24,8 +24,9 @@ import torch
 import record
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source, open_source
+from siammm.learn.bookkeeping import Interrupted
 from siammm.learn.encode import Output, encode
-from siammm.learn.loop import Interrupted, Training
+from siammm.learn.loop import Training
 from siammm.learn.observers import Recorder, Silent
 from siammm.learn.progress import metrics_line
 from siammm.metrics import clustering_scores, knn_accuracy, linear_accuracy

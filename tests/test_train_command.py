@@ -19,7 +19,7 @@ from rich.console import Console
 
 import siammm
 from siammm.cli import main, parse
-from siammm.commands.train import announce
+from siammm.commands.train_messages import announce
 from siammm.core import processes
 from siammm.data.sources import open_source
 from siammm.learn.progress import TrainingProgress

@@ -1,8 +1,8 @@
-"""Learn image representations and find the clusters in them, and how many there are, without labels.
+"""Learn image representations without labels, and find the clusters in them and their number.
 
 The packages are layers, and each imports only those before it: core; settings; mixture and data, which import core
-alone; metrics, which imports core and mixture; learn; runs; evaluate, audit, report, export and bench, none of which
-knows another; estimator, commands, cli. ``tests/test_layers.py`` holds the order.
+alone; metrics, which imports core and mixture; learn; runs; evaluate, audit, report, export and bench, which do
+not import each other; estimator, commands, cli. ``tests/test_layers.py`` holds the order.
 """
 
 from importlib import import_module

@@ -135,11 +135,12 @@ def _no_command(given: str) -> str:
 
 def _subcommand(name: str, kind: type, arguments: Sequence[str], *, whole: bool, is_short: bool) -> Any:
     """One command for tyro; only its own help shows its ``whole`` description."""
-    description = inspect.getdoc(kind) or ""
+    paragraphs = [" ".join(lines.split()) for lines in (inspect.getdoc(kind) or "").split("\n\n")]
     if not whole:
-        description = description.split("\n\n")[0]
+        paragraphs = paragraphs[:1]
     elif is_short:
-        description += f"\n\nThese are the main settings; siammm {name} --help-all shows all of them."
+        paragraphs.append(f"These are the main settings; siammm {name} --help-all shows all of them.")
+    description = "\n\n".join(paragraphs)
     default: dict[str, Any] = {"default": _starting_point(arguments)} if kind is TrainConfig else {}
     return tyro.conf.subcommand(name, description=description, **default)
 

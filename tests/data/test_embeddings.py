@@ -15,8 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 from siammm.core.errors import InputError, SiamMMError, StoredFileError
-from siammm.data import embeddings as module
-from siammm.data.embeddings import Share, read_embeddings
+from siammm.data import large_arrays, parquet_embeddings
+from siammm.data.embedding_table import Share
+from siammm.data.embeddings import read_embeddings
 
 N, D = 7, 3
 X = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
@@ -108,8 +109,8 @@ def test_float64_stays(tmp_path: Path) -> None:
 
 
 def test_a_large_conversion_goes_through_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LARGEST_COPY_IN_MEMORY", 16)
-    monkeypatch.setattr(module, "_ROWS_AT_A_TIME", 2)
+    monkeypatch.setattr(large_arrays, "_LARGEST_COPY_IN_MEMORY", 16)
+    monkeypatch.setattr(large_arrays, "_ROWS_AT_A_TIME", 2)
     np.save(tmp_path / "t.npy", X.astype(np.float16))
     read = read_embeddings(tmp_path / "t.npy").embeddings
     assert isinstance(read, np.memmap)
@@ -129,7 +130,7 @@ def write_parts(folder: Path, bounds: list[int], **columns: Any) -> str:
 def test_several_files_are_one_table(
     bounds: list[int], largest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LARGEST_IN_MEMORY", largest)
+    monkeypatch.setattr(large_arrays, "_LARGEST_IN_MEMORY", largest)
     read = read_embeddings(write_parts(tmp_path, bounds, size=list(range(10))))
     np.testing.assert_array_equal(read.embeddings, TEN)
     assert isinstance(read.embeddings, np.memmap) == (largest == 0)
@@ -206,7 +207,7 @@ def test_parquet_kinds_of_list(kind: Any, tmp_path: Path) -> None:
 
 
 def test_parquet_in_many_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ROWS_AT_A_TIME", 2)
+    monkeypatch.setattr(parquet_embeddings, "_ROWS_AT_A_TIME", 2)
     pq.write_table(pa.table({"vector": vectors()}), tmp_path / "t.parquet", row_group_size=3)
     np.testing.assert_array_equal(read_embeddings(tmp_path / "t.parquet").embeddings, X)
 

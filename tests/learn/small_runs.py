@@ -18,7 +18,8 @@ from torch import Tensor
 
 from siammm.data.sources import Source, open_source
 from siammm.learn import checkpoint, state
-from siammm.learn.loop import Interrupted, Trained, Training
+from siammm.learn.bookkeeping import Interrupted
+from siammm.learn.loop import Trained, Training
 from siammm.learn.observers import Listener
 from siammm.runs.run import Run
 from siammm.runs.writer import RunWriter
@@ -135,6 +136,12 @@ def everything(training: Training, trained: Trained | None = None) -> dict[str, 
             tensors["concentrations"] = torch.as_tensor(trained.mixture.concentrations_)
             tensors["linkage"] = torch.from_numpy(trained.mixture.merges_.linkage)
     return tensors
+
+
+def check_same_run(left: Training, right: Training) -> None:
+    """Both have the same weights, state and metrics, bit for bit."""
+    check_same_bits(everything(left), everything(right))
+    assert measured(left) == measured(right)
 
 
 def check_same_bits(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:

@@ -21,7 +21,7 @@ from siammm.settings.training import TrainConfig
 from tests.learn.small_runs import (
     STEPS,
     check_same_bits,
-    everything,
+    check_same_run,
     measured,
     prepared,
     resumed,
@@ -155,11 +155,10 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(after: int, tmp_path: Path) 
     whole = run_through(grouped())
     stopped(prepared(config(), images, folder=tmp_path / "parts"), after)
     rest = run_through(resumed(config(), tmp_path / "parts", images))
-    check_same_bits(everything(rest), everything(whole))
+    check_same_run(rest, whole)
     assert rest.grouping is not None
     assert whole.grouping is not None
     check_same_bits(rest.grouping.as_tensors(), whole.grouping.as_tensors())
-    assert measured(rest) == measured(whole)
 
 
 @pytest.mark.parametrize(

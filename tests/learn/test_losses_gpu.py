@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.learn.test_losses import Problem, every_loss, gradient
+from tests.learn.loss_problems import Problem, every_loss, gradient
 
 pytestmark = pytest.mark.gpu
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import normalize
 
 from siammm.mixture import cpu_kernels, eightbit, em, neighbours
 from siammm.mixture.components import ConcentrationSettings, VonMisesFisherComponents
@@ -20,82 +15,7 @@ from siammm.mixture.eightbit import Bytes
 from siammm.mixture.em import Assignment
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.samples import Samples
-
-
-def has_compiler() -> bool:
-    try:
-        cpu_kernels._compiler()
-    except OSError:
-        return False
-    return True
-
-
-needs_compiler = pytest.mark.skipif(not has_compiler(), reason="there is no C compiler here")
-
-# As users get it; half as wide, with threads of its own and hardly any memory for sums; as on a CPU without units for
-# bytes; and for any CPU at all. The flags besides the usual ones, and what SIAMMM_COMPILED is.
-BUILDS: dict[str, tuple[tuple[str, ...], str]] = {
-    "native": ((), "1"),
-    "narrow": (("-DNARROW", "-DSHARED_THREADS=0", "-DSUMS_BYTES=1"), "1"),
-    "avx2": ((), "x86-64-v3"),
-    "plain": ((), "x86-64"),
-}
-if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
-    del BUILDS["avx2"]
-
-
-@pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("builds")
-
-
-@pytest.fixture(params=BUILDS)
-def build(request: pytest.FixtureRequest, builds: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Each kind of library in turn, used whatever the sizes."""
-    flags, cpu = BUILDS[request.param]
-    monkeypatch.setattr(cpu_kernels, "_FLAGS", (*cpu_kernels._FLAGS, *flags))
-    monkeypatch.setattr(cpu_kernels, "_found", {})
-    monkeypatch.setattr(cpu_kernels, "_LEAST_WORK", 0)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(builds))
-    monkeypatch.setenv("SIAMMM_COMPILED", cpu)
-    library = cpu_kernels.library()
-    if library is None:
-        pytest.skip("this compiler cannot build it")
-    return library
-
-
-@pytest.fixture(params=[1, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and nothing loaded yet."""
-    monkeypatch.setattr(cpu_kernels, "_found", {})
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("SIAMMM_COMPILED", raising=False)
-    monkeypatch.delenv("CC", raising=False)
-    return tmp_path / "siammm" / "compiled"
-
-
-@pytest.fixture
-def built(builds: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A library in a cache that is empty otherwise; not loaded, and built for all tests once."""
-    with monkeypatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(builds))
-        library = cpu_kernels.library()
-    assert library is not None
-    fresh.mkdir(mode=0o700, parents=True)
-    return Path(shutil.copy2(library._name, fresh))
-
-
-def rows(n: int, d: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return normalize(torch.randn(n, 10, generator=generator) @ torch.randn(10, d, generator=generator), dim=1)
+from tests.mixture.built_kernels import needs_compiler, rows
 
 
 @needs_compiler
@@ -392,121 +312,3 @@ def test_memory_mapped_and_in_memory_agree(build: Any, tmp_path: Path, monkeypat
     mapped = VonMisesFisherMixture(**settings).fit(np.load(tmp_path / "x.npy", mmap_mode="r"))
     np.testing.assert_array_equal(whole.labels_, mapped.labels_)
     np.testing.assert_allclose(whole.mean_directions_, mapped.mean_directions_, atol=1e-6)
-
-
-@needs_compiler
-def test_built_once_then_found(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cpu_kernels.library() is not None
-    [built] = fresh.iterdir()
-    assert built.suffix == ".so"
-    assert built.stat().st_mode & 0o077 == 0
-    assert fresh.stat().st_mode & 0o077 == 0
-
-    def refuse(*_: Any) -> None:
-        raise AssertionError("built a second time")
-
-    monkeypatch.setattr(cpu_kernels, "_build", refuse)
-    monkeypatch.setattr(cpu_kernels, "_found", {})
-    assert cpu_kernels.library() is not None
-
-
-@needs_compiler
-def test_another_source_or_cpu_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = cpu_kernels._compiler()
-    names = {cpu_kernels._name(compiler)}
-    with monkeypatch.context() as patch:
-        patch.setattr(cpu_kernels, "_cpu", lambda: "another")
-        names.add(cpu_kernels._name(compiler))
-    other = tmp_path / "other.c"
-    other.write_bytes(cpu_kernels._SOURCE.read_bytes() + b"\n")
-    monkeypatch.setattr(cpu_kernels, "_SOURCE", other)
-    names.add(cpu_kernels._name(compiler))
-    assert len(names) == 3
-
-
-@needs_compiler
-@pytest.mark.skipif("avx2" not in BUILDS, reason="this CPU is older, or of another kind")
-def test_a_library_as_an_older_cpu_would_have_it(builds: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(builds))
-    files: set[str] = set()
-    for cpu, floats in (("x86-64", False), ("x86-64-v3", True)):
-        monkeypatch.setenv("SIAMMM_COMPILED", cpu)
-        library = cpu_kernels.library()
-        assert library is not None
-        files.add(library._name)
-        assert not cpu_kernels.multiplies_bytes()
-        assert cpu_kernels.multiplies_floats() == floats
-    monkeypatch.setenv("SIAMMM_COMPILED", "yes")  # neither 0 nor a CPU: as if it were not set
-    library = cpu_kernels.library()
-    assert library is not None
-    assert cpu_kernels.multiplies_floats()
-    assert len(files | {library._name}) == 3
-    monkeypatch.setenv("SIAMMM_COMPILED", "x86-64-v99")
-    assert cpu_kernels.library() is None
-
-
-@needs_compiler
-def test_building_at_the_same_time_leaves_one_whole_library(fresh: Path) -> None:
-    compiler = cpu_kernels._compiler()
-    fresh.mkdir(parents=True)
-    with ThreadPoolExecutor(2) as pool:
-        built = set(pool.map(lambda _: cpu_kernels._build(compiler, fresh, "one"), range(2)))
-    assert set(fresh.iterdir()) == built
-    assert cpu_kernels._whole(fresh, "one") in built
-
-
-@needs_compiler
-@pytest.mark.parametrize("left", [0, 0.5, *(pytest.param(size, marks=pytest.mark.slow) for size in (100, 0.9))])
-def test_a_damaged_library_is_built_anew(left: float, built: Path) -> None:
-    content = built.read_bytes()
-    built.write_bytes(content[: int(left if left >= 1 else left * len(content))])
-    assert cpu_kernels.library() is not None
-    assert not built.exists() or built.read_bytes() == content
-
-
-@pytest.mark.parametrize(
-    "trouble", ["off", "no compiler", "broken compiler", "hidden functions", "no folder", "others may write", "rubbish"]
-)
-def test_without_a_library_torch_does_it(trouble: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if trouble == "off":
-        monkeypatch.setenv("SIAMMM_COMPILED", "0")
-    elif trouble == "no compiler":
-        monkeypatch.setenv("CC", "no-such-compiler")
-    elif trouble == "broken compiler":
-        monkeypatch.setenv("CC", "false")
-    elif trouble == "hidden functions":
-        monkeypatch.setenv("CC", "cc -fvisibility=hidden" if has_compiler() else "false")
-    elif trouble == "no folder":
-        fresh.parent.parent.joinpath("siammm").write_text("a file where the folder would be")
-    elif trouble == "others may write":
-        fresh.mkdir(parents=True)
-        fresh.chmod(0o777)
-    else:
-
-        def scribble(_: list[str], folder: Path, name: str) -> Path:
-            path = folder / f"{name}.so"
-            path.write_text("this is no library")
-            return path
-
-        monkeypatch.setattr(cpu_kernels, "_build", scribble)
-    assert cpu_kernels.library() is None
-    assert not cpu_kernels.multiplies_bytes()
-    assert not cpu_kernels.multiplies_floats()
-    assert cpu_kernels.nearest_by_floats(torch.ones(2, 3), torch.ones(4, 3), None, 1) is None
-    monkeypatch.setattr(cpu_kernels, "_LEAST_WORK", 0)
-    x, w = rows(300, 64, 10), rows(200, 64, 11)
-    index = (x @ w.T).topk(3, dim=1).indices
-    assert (eightbit.search_by_bytes(x, w, 3)[1] == index).float().mean() > 0.999
-    assert torch.equal(neighbours.search(x, w, None, 3)[1], index)
-    count, total = em.sums_by_component(x, index, torch.ones(300, 3), 200)
-    assert count.sum().item() == pytest.approx(900)
-    torch.testing.assert_close(total.sum(dim=0), 3 * x.sum(dim=0), rtol=1e-4, atol=1e-4)
-
-
-def test_small_fits_compile_nothing(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr(subprocess, "run", refuse)
-    VonMisesFisherMixture(20, max_iter=3, random_state=0).fit(rows(2000, 64, 12).numpy())
-    assert not fresh.exists()

@@ -142,3 +142,32 @@ def serious_faults(page: Page, *, only_colour: bool = False) -> list[str]:
         for violation in found["violations"]
         if violation["impact"] in ("serious", "critical")
     ]
+
+
+def serious_faults_at(browser: Browser, url: str, addresses: list[str], scheme: str) -> list[str]:
+    """What axe finds at these addresses of a page, with everything unfolded, in a light or dark scheme."""
+    watched = Watched(browser, url, color_scheme=scheme)
+    found: list[str] = []
+    for address in addresses:
+        page = watched.visit(address)
+        unfold(page)
+        watched.settle()
+        # The themes differ in nothing but colour.
+        found += [f"{address}: {fault}" for fault in serious_faults(page, only_colour=scheme == "dark")]
+    watched.check()
+    watched.close()
+    return found
+
+
+def unfold(page: Page) -> None:
+    """Open everything that can be opened."""
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+
+
+def check_fits_a_phone(watched: Watched, addresses: list[str]) -> None:
+    """Nothing at these addresses is wider than the screen."""
+    for address in addresses:
+        page = watched.visit(address)
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], address
+        wide = page.evaluate("(document.querySelector('dialog[open] .detail-body') ?? document.body).scrollWidth")
+        assert wide <= PHONE["width"], address

@@ -30,6 +30,9 @@ from siammm.report.schema import (
     Tree,
 )
 
+SECTIONS = ["overview", "clusters", "classes", "tree", "quality", "suspects", "comparison"]
+"""What the page of an example without groups has."""
+
 HOSTILE = [
     '"><img src=x onerror="window.pwned=1">',
     "</script><script>window.pwned=2</script>",

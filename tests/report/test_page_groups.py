@@ -7,22 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.browser import PHONE, Watched, chromium, serious_faults, write_page
-from tests.report.example_contents import HOSTILE, Example, make
+from tests.report.browser import PHONE, Watched, check_fits_a_phone, serious_faults_at, unfold, write_page
+from tests.report.example_contents import HOSTILE, SECTIONS, Example, make
 
 EXAMPLE = Example(n_groups=4, named=True)
-SECTIONS = ["groups", "overview", "clusters", "classes", "tree", "quality", "suspects", "comparison"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pages")
+WITH_GROUPS = ["groups", *SECTIONS]
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +20,10 @@ def url(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def loaded(browser, url: str) -> Iterator[Watched]:
-    watched = Watched(browser, url)
-    watched.page.evaluate(PIXELS)
-    yield watched
-    watched.close()
+def loaded(loaded: Watched) -> Watched:
+    """The page with a function that reads the pixels of a canvas."""
+    loaded.page.evaluate(PIXELS)
+    return loaded
 
 
 @pytest.fixture
@@ -335,26 +323,14 @@ def test_the_branches_of_a_group_have_its_colour(report: Watched):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_serious_fault(browser, url: str, scheme: str):
-    watched = Watched(browser, url, color_scheme=scheme)
-    found = []
-    for address in ["#/groups", "#/groups?group=2", "#/groups?group=1&cluster=3", "#/overview", "#/clusters", "#/tree"]:
-        page = watched.visit(address)
-        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-        watched.settle()
-        # The themes differ in nothing but colour.
-        found += [f"{address}: {fault}" for fault in serious_faults(page, only_colour=scheme == "dark")]
-    watched.check()
-    watched.close()
-    assert found == []
+    addresses = ["#/groups", "#/groups?group=2", "#/groups?group=1&cluster=3", "#/overview", "#/clusters", "#/tree"]
+    assert serious_faults_at(browser, url, addresses, scheme) == []
 
 
 def test_a_phone_scrolls_one_way_only(browser, url: str):
     watched = Watched(browser, url, viewport=PHONE, has_touch=True)
-    for address in [*(f"#/{section}" for section in SECTIONS), "#/groups?group=2", "#/groups?group=2&cluster=7"]:
-        page = watched.visit(address)
-        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], address
-        wide = page.evaluate("(document.querySelector('dialog[open] .detail-body') ?? document.body).scrollWidth")
-        assert wide <= PHONE["width"], address
+    sections = [f"#/{section}" for section in WITH_GROUPS]
+    check_fits_a_phone(watched, [*sections, "#/groups?group=2", "#/groups?group=2&cluster=7"])
     watched.visit("#/groups")
     watched.page.locator("a[data-group='1']").tap()
     watched.page.get_by_role("heading", name="Group 1").wait_for()
@@ -365,9 +341,12 @@ def test_a_phone_scrolls_one_way_only(browser, url: str):
 def test_nothing_hostile_runs_in_names(browser, folder: Path):
     example = Example(hostile=True, n_groups=len(HOSTILE) * 2, n_clusters=48, named=True)
     watched = Watched(browser, write_page(folder, example, "hostile-groups.html"))
-    for address in [*(f"#/{section}" for section in SECTIONS), *(f"#/groups?group={g}" for g in range(0, 20, 2))]:
+    for address in [
+        *(f"#/{section}" for section in WITH_GROUPS),
+        *(f"#/groups?group={g}" for g in range(0, 20, 2)),
+    ]:
         page = watched.visit(address)
-        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        unfold(page)
         assert page.locator("#main img, #main script, #main iframe, a[href^='javascript']").count() == 0
         assert "\u202e" not in page.inner_text("body")
         assert page.evaluate("document.documentElement.scrollWidth") <= 1366, address

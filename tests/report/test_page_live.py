@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,45 +10,21 @@ import pytest
 from PIL import Image
 
 from siammm.cli import main
-from siammm.report.explorer import Explorer
-from siammm.report.gather import GatherSettings, gather
 from siammm.report.serve import Server
-from tests.report.browser import PHONE, Watched, chromium, serious_faults
+from tests.report.browser import PHONE, Watched, serious_faults
 from tests.report.made_runs import made_run, opened
-
-
-@contextlib.contextmanager
-def serving(folder: Path) -> Iterator[Server]:
-    run = opened(folder)
-    with Server(0) as found:
-        found.show(Explorer(run, gather(run, GatherSettings(live=True))))
-        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield found
-        finally:
-            found.shutdown()
-            thread.join()
+from tests.report.served import serving
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(made_run(tmp_path_factory.mktemp("run"), n=300, k=4)) as found:
+    with serving(opened(made_run(tmp_path_factory.mktemp("run"), n=300, k=4))) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def report(browser, server: Server) -> Iterator[Watched]:
-    watched = Watched(browser, server.url)
-    yield watched
-    watched.check()
-    watched.close()
+def report(live: Watched) -> Watched:
+    return live
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +147,7 @@ def test_an_answer_in_another_order_is_dropped(report: Watched):
 
 def test_a_group_is_named_and_the_report_shows_it(browser, tmp_path: Path):
     folder = made_run(tmp_path, n=120, k=5, groups=[0, 1, 0, 1, 1])
-    with serving(folder) as server:
+    with serving(opened(folder)) as server:
         watched = Watched(browser, server.url)
         page = watched.visit("#/groups?group=1")
         box = page.get_by_label("Name")
@@ -245,7 +219,7 @@ def test_a_search_names_the_group(browser, tmp_path: Path, picture: Path):
     names = opened(folder).group_names
     for g, name in enumerate(["fish", "birds"]):
         names.give(g, name)
-    with serving(folder) as server:
+    with serving(opened(folder)) as server:
         watched = Watched(browser, server.url)
         page = watched.visit("#/search")
         page.set_input_files("#picture", picture)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from siammm.report.explorer import Explorer
 from siammm.report.gather import Gathered, GatherSettings, gather
 from siammm.report.render import render
 from siammm.report.serve import Server
 from siammm.runs.run import Run
-from tests.report.browser import PHONE, Watched, chromium, serious_faults
+from tests.report.browser import PHONE, Watched, serious_faults
 from tests.report.made_runs import check_contents, made_run, opened
 from tests.report.planted import COPIES, ODD, N, planted_run
+from tests.report.served import serving
 from tests.report.test_serve import Client
 
 TOTAL = N + len(COPIES) + len(ODD)
@@ -47,19 +46,6 @@ def url(gathered: Gathered, tmp_path_factory: pytest.TempPathFactory) -> str:
     return path.as_uri()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def loaded(browser, url: str) -> Iterator[Watched]:
-    watched = Watched(browser, url)
-    yield watched
-    watched.close()
-
-
 @pytest.fixture
 def report(loaded: Watched) -> Iterator[Watched]:
     yield loaded
@@ -68,23 +54,8 @@ def report(loaded: Watched) -> Iterator[Watched]:
 
 @pytest.fixture(scope="module")
 def server(run: Run) -> Iterator[Server]:
-    with Server(0) as found:
-        found.show(Explorer(run, gather(run, GatherSettings(live=True))))
-        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield found
-        finally:
-            found.shutdown()
-            thread.join()
-
-
-@pytest.fixture(scope="module")
-def live(browser, server: Server) -> Iterator[Watched]:
-    watched = Watched(browser, server.url)
-    yield watched
-    watched.check()
-    watched.close()
+    with serving(run) as found:
+        yield found
 
 
 def saved(watched: Watched, name: str) -> tuple[str, list[dict[str, str]]]:

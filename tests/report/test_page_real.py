@@ -9,7 +9,6 @@ import csv
 import io
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,18 +16,12 @@ import pytest
 from sklearn.datasets import load_digits
 
 from siammm.cli import main
-from tests.report.browser import PHONE, Watched, chromium, serious_faults
+from tests.report.browser import PHONE, Watched, serious_faults
 
 CIFAR = Path(__file__).parents[3] / "shared" / "data"
 SECTIONS = ["overview", "clusters", "classes", "tree", "quality", "suspects"]
 # What a reader should wait for at most. The limit for first paint is 2 s on a quiet machine; tests share theirs.
 LARGEST_FILE, LONGEST_PAINT_MS = 25e6, 5_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ import pytest
 
 from siammm.core.errors import InputError, StoredFileError
 from siammm.runs import files as run
-from siammm.runs.run import Run, read_metrics
+from siammm.runs.records import read_metrics
+from siammm.runs.run import Run
 from siammm.runs.writer import RunWriter
 from tests.learn.small_runs import small_config
 

@@ -12,6 +12,7 @@ import torch
 from siammm.cli import parse
 from siammm.core.errors import InputError
 from siammm.learn.encode import encode
+from siammm.learn.filling import fill_bank
 from siammm.learn.objective import batch_loss
 from siammm.metrics.knn import knn_accuracy
 from siammm.settings.checks import check_settings
@@ -20,16 +21,7 @@ from siammm.settings.methods import METHODS, differing_settings, with_method
 from siammm.settings.presets import PRESETS
 from siammm.settings.stored import as_plain, from_plain
 from siammm.settings.training import MethodName, TrainConfig
-from tests.learn.small_runs import (
-    STEPS,
-    check_same_bits,
-    everything,
-    measured,
-    prepared,
-    resumed,
-    run_through,
-    stopped,
-)
+from tests.learn.small_runs import STEPS, check_same_run, prepared, resumed, run_through, stopped
 from tests.settings.small_methods import PEERS, small_method
 
 
@@ -40,8 +32,7 @@ def test_a_peer_trains_and_goes_on_bit_for_bit(name: MethodName, tmp_path: Path)
     assert all(np.isfinite(row["loss"]) for row in whole.metrics)
     stopped(prepared(config, folder=tmp_path / "parts"), 2 * STEPS + 1)
     rest = run_through(resumed(config, tmp_path / "parts"))
-    check_same_bits(everything(rest), everything(whole))
-    assert measured(rest) == measured(whole)
+    check_same_run(rest, whole)
 
 
 @pytest.mark.slow
@@ -118,7 +109,7 @@ def test_codes_are_balanced_with_a_queue_only_once_it_is_full_and_due() -> None:
 
 def test_scattering_is_of_the_projections_and_leaves_the_predictor_alone() -> None:
     training = prepared(small_method("propos", epochs=1, cluster_after=0.0))
-    training.fill_bank()
+    fill_bank(training)
     training.clustering.expectation_and_maximisation(training.samples())
     x_1, x_2 = (torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     network, objective = training.network, training.config.objective

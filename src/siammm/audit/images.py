@@ -18,7 +18,8 @@ from siammm.core.errors import InputError, StoredFileError
 from siammm.core.reading import open_regular
 from siammm.core.text import one_line, shown
 from siammm.data.array_files import map_npy, npy_header, parquet_columns, parquet_file
-from siammm.data.embeddings import ID_KEYS, read_embeddings
+from siammm.data.embedding_table import ID_KEYS
+from siammm.data.embeddings import read_embeddings
 from siammm.data.labels import LABEL_KEYS
 from siammm.data.loader import Loader
 from siammm.learn.encode import encode

@@ -16,6 +16,7 @@ from siammm.bench import clock, images, mixture, workload
 from siammm.bench.workload import N_IMAGES, Workload, image_size
 from siammm.core.device import network_precision
 from siammm.core.errors import InputError
+from siammm.core.threads import few_threads
 from siammm.data.loader import SMALL
 from siammm.learn.build import initial_clusters
 from siammm.settings.fields import with_settings
@@ -104,11 +105,13 @@ def measure(
     clustered = config.objective.uses_mixture
     load, ready = _fitting(config, device, batch_size, n_images, n_components)
     used, compiled = load.batch_size, bool(load.training.accelerated and load.training.accelerated.compiled)
-    alone = clock.windows(lambda n: load.advance(n, clustered=False), device, seconds=budget("step without clusters"))
-    left = budget("step")
-    load.prepare(clustered=clustered)
-    full = clock.windows(lambda n: load.advance(n, clustered=clustered), device, seconds=left)
-    load.check()
+    with few_threads(device):  # as a training does
+        seconds_alone = budget("step without clusters")
+        alone = clock.windows(lambda n: load.advance(n, clustered=False), device, seconds=seconds_alone)
+        left = budget("step")
+        load.prepare(clustered=clustered)
+        full = clock.windows(lambda n: load.advance(n, clustered=clustered), device, seconds=left)
+        load.check()
     peak_memory = clock.peak_memory(device)
     load.close()
     gc.collect()

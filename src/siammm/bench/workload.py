@@ -27,6 +27,7 @@ from siammm.bench.clock import seconds_of, synchronise
 from siammm.data import decode
 from siammm.data.loader import SMALL, Batch, open_loader
 from siammm.data.sources import open_source
+from siammm.learn.bookkeeping import check_losses
 from siammm.learn.build import build_network, training_views
 from siammm.learn.loop import Training
 from siammm.learn.objective import Stage
@@ -96,7 +97,7 @@ class Workload:
 
     def check(self) -> None:
         """Raise if the training collapsed."""
-        self.training.check_losses()
+        check_losses(self.training)
 
     def close(self) -> None:
         """Free the memory of the run."""

@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.text import Text
 from sklearn.datasets import load_digits
 
-from siammm.commands.cluster import score_table
+from siammm.commands.cluster_tables import score_table
 from siammm.data.sources import open_source
 from siammm.learn.loop import Training
 from siammm.learn.progress import TrainingProgress

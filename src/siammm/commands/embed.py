@@ -23,7 +23,7 @@ from siammm.export.tables import image_table, write_npz, write_parquet
 from siammm.runs.images import image_loader, open_images
 from siammm.runs.models import Model, open_model
 from siammm.runs.pretrained import is_foreign
-from siammm.runs.run import is_run_folder
+from siammm.runs.records import is_run_folder
 from siammm.settings.commands import EmbedConfig
 
 FORMATS = (".parquet", ".npz", ".npy")

@@ -5,6 +5,7 @@ Nothing here holds all rows of a table at once. Every rank must call each functi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,6 +18,11 @@ from siammm.mixture.shard import gathered
 
 # Rows that a rank sends, and numbers that it compares with its own, at a time.
 _ROWS, _NUMBERS = 2**18, 2**20
+
+
+def refused_together(what: str = "use its input") -> contextlib.AbstractContextManager[None]:
+    """See ``ranks.refused_together``; alone, what is raised goes on as it is."""
+    return ranks.refused_together(ranks.transport(), what)
 
 
 def outlier_scores(log_density: np.ndarray) -> np.ndarray:

@@ -99,6 +99,11 @@ def all_gather_counts(count: int, device: torch.device) -> list[int]:
     return [int(one) for one in every]
 
 
+def any_rank(wish: bool, device: torch.device) -> bool:
+    """Whether any rank wishes it: all must do it together."""
+    return any(all_gather_counts(int(wish), device))
+
+
 def all_gather_rows(rows: Tensor, device: torch.device) -> Tensor:
     """Every rank's rows, one under the other in the order of ranks; ranks may hold different numbers of them."""
     if not active():

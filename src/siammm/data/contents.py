@@ -14,7 +14,8 @@ import numpy as np
 from siammm.core.errors import SiamMMError
 from siammm.data import decode, tar_source
 from siammm.data.array_files import npy_header, npz_headers, parquet_file
-from siammm.data.embeddings import SUFFIXES, is_vector, several_tables
+from siammm.data.embeddings import SUFFIXES, several_tables
+from siammm.data.parquet_embeddings import is_vector
 from siammm.data.table_source import is_image
 
 # Files and folders among which an image is looked for, to say what a folder is that is no run.

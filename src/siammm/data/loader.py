@@ -70,6 +70,15 @@ class Batch:
     position_B: Tensor
     crops: tuple[Tensor, Tensor] | None = None
 
+    def parts(self, n: int) -> Iterator[Batch]:
+        """The batch in ``n`` parts."""
+        if n == 1:
+            yield self
+            return
+        crops = [None] * n if self.crops is None else zip(*(c.chunk(n) for c in self.crops), strict=True)
+        for position_B, crop in zip(self.position_B.chunk(n), crops, strict=True):
+            yield Batch(position_B, crop)
+
 
 class Loader(ABC):
     """The images that can be read, as batches of views."""

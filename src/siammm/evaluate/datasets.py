@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from siammm.core.errors import InputError, SiamMMError
-from siammm.data.embeddings import EmbeddingTable, read_embeddings
+from siammm.data.embedding_table import EmbeddingTable
+from siammm.data.embeddings import read_embeddings
 from siammm.data.source import Source
 from siammm.data.sources import open_source
 from siammm.data.subset import SourceSubset

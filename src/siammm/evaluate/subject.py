@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from siammm.core.errors import InputError
-from siammm.data.embeddings import SUFFIXES, EmbeddingTable, read_embeddings
+from siammm.data.embedding_table import EmbeddingTable
+from siammm.data.embeddings import SUFFIXES, read_embeddings
 from siammm.runs.models import Model, open_model
-from siammm.runs.pretrained import is_foreign
-from siammm.runs.run import EncoderChoice
+from siammm.runs.pretrained import EncoderChoice, is_foreign
 
 
 @dataclass(frozen=True, kw_only=True)

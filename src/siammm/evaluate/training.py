@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from siammm.core.checks import check_at_least, check_number
 from siammm.core.device import has_bf16
 from siammm.core.errors import InputError
+from siammm.core.threads import few_threads
 from siammm.data.loader import Loader, Progress, open_loader
 from siammm.data.randomness import permutation
 from siammm.data.source import Source
@@ -104,7 +105,8 @@ def train_and_score(
     """
     device, seed = torch.device(setup.device), setup.seed
     crops = crop_view(setup.view, settings.crop_scale, settings.flip)
-    with labelled(train, test, crops, device, seed, setup.reading) as (images, tests, classes):
+    # Images are read before the threads become few.
+    with labelled(train, test, crops, device, seed, setup.reading) as (images, tests, classes), few_threads(device):
         network.eval()
         with torch.no_grad():
             width = rows(network, next(images.loader.clean(0, 1))[1]).shape[1]

@@ -21,7 +21,9 @@ from siammm.export.card import as_bytes, data_name, is_edited, model_card
 from siammm.learn.networks import Encoder
 from siammm.runs import files
 from siammm.runs.network_file import save_network
-from siammm.runs.run import EncoderChoice, Run, is_run_folder
+from siammm.runs.pretrained import EncoderChoice
+from siammm.runs.records import is_run_folder
+from siammm.runs.run import Run
 from siammm.runs.starting_weights import public_name
 
 

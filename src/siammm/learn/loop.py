@@ -1,40 +1,43 @@
 """Algorithm 1: train an encoder and a mixture together.
 
-Read ``Training.run``, ``update`` and ``_optimiser_step``: that is all of it, in plain torch. On a GPU
-``cuda/update.py`` compiles ``update`` and captures it as a CUDA graph. Everything that a run consists of is an
-attribute of ``Training`` and goes into its checkpoints (``state.py``), so that a run that was stopped continues, on a
-CPU bit for bit: order and augmentation depend on the seed, the epoch and the image alone.
+Read ``Training.run``, ``train_epoch``, ``update`` and ``_optimiser_step``: that is all of it, in plain torch. The
+gradient step is ``update``; on a GPU ``cuda/update.py`` compiles it and captures it as a CUDA graph. Checkpoints,
+requests to stop and metrics are in ``bookkeeping.py``.
+
+Everything that a run consists of is an attribute of ``Training`` and goes into its checkpoints (``state.py``), so that
+a run that was stopped continues, on a CPU bit for bit: order and augmentation depend on the seed, the epoch and the
+image alone.
 
 Legend:  N images, B images of a batch, D dimensions; E encoder, E_m momentum encoder, g predictor.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from siammm.core import ranks
 from siammm.core.device import network_precision
 from siammm.core.errors import ZeroRowWarning
+from siammm.core.threads import all_threads, few_threads
 from siammm.data import randomness
-from siammm.data.loader import Batch, Loader, ReaderError
+from siammm.data.loader import Batch, Loader
 from siammm.data.sources import Source
-from siammm.learn import build, guard, state
+from siammm.learn import bookkeeping, build, state
 from siammm.learn.bank import Bank, shard
 from siammm.learn.cuda import update as cuda
 from siammm.learn.encode import encode
+from siammm.learn.filling import fill_bank
 from siammm.learn.finish import Trained, finish
 from siammm.learn.grouping import Grouping
-from siammm.learn.guard import CollapseError, Health
 from siammm.learn.networks import Predictions
 from siammm.learn.objective import Stage, batch_loss, draw_negatives
 from siammm.learn.observers import Listener, Recorder, Silent
@@ -47,19 +50,6 @@ from siammm.settings.training import TrainConfig
 
 # The operations on whole lists of tensors have no types.
 _torch = cast(Any, torch)
-
-# On a GPU the host looks at the losses this often; on a CPU, after every update.
-_STEPS_BETWEEN_CHECKS = 50
-# Images of a batch that a message names.
-_NAMED = 3
-
-
-class Interrupted(Exception):  # noqa: N818 - a request, not an error
-    """The user or the system asked to stop; everything is saved, if there was anything to save."""
-
-    def __init__(self, *, began: bool = True) -> None:
-        super().__init__()
-        self.began = began
 
 
 class Training:
@@ -131,7 +121,7 @@ class Training:
         self.epoch, self.step_in_epoch, self.seconds = 0, 0, 0.0
         self.log_likelihood = math.nan
         self.metrics: list[dict[str, Any]] = []
-        self._saved_at = time.monotonic()
+        self.saved_at = time.monotonic()
         self._clustered: tuple[int, Samples] | None = None
         if resume_from is not None:
             state.restore(self, *resume_from, carry_over=carry_over)
@@ -145,33 +135,38 @@ class Training:
     def run(self) -> Trained:
         """Train from where the run is to its end."""
         self.listener.began(self)
-        if self.epoch == 0 and self.step_in_epoch == 0:
-            self.fill_bank()
-        while self.epoch < self.config.optimisation.epochs:
-            started, first_step = time.monotonic(), self.step_in_epoch
-            batches = self._batches(self.batches_of_rank(self.epoch)[first_step:], started)
-            # Before anything changes: if it cannot be read, the run is saved as it is. None where all updates are done.
-            first_batch = next(batches, None)
-            if self.clustering_active and first_step == 0:
-                # E step: assign the images to the centroids of the last epoch. M step: directions and concentrations.
-                self.log_likelihood, *_ = [c.expectation_and_maximisation(self.samples()) for c in self.clusterings]
-                self._group()
-            if first_step == 0:
-                self.tally.reset()
-            self._clustered = None  # its memory is needed for the updates
-            for batch in itertools.chain([] if first_batch is None else [first_batch], batches):
-                number = self.epoch * self.steps_per_epoch + self.step_in_epoch
-                self.step(batch, number, self.stage)
-                self.step_in_epoch += 1
-                self.listener.stepped(self.epoch, self.step_in_epoch, self.steps_per_epoch)
-                self._between_updates(started)
-            self.check_losses()
-            if self.clustering_active:
-                # Merge: join centroids that are close, by Eq. 11, or that the test of merge="auto" finds to be one.
-                for clustering in self.clusterings:
-                    clustering.merge(self.samples(), self.group_directions)
-            self._end_of_epoch(time.monotonic() - started, self.steps_per_epoch - first_step)
+        with few_threads(self.device):
+            if self.epoch == 0 and self.step_in_epoch == 0:
+                fill_bank(self)
+            while self.epoch < self.config.optimisation.epochs:
+                self.train_epoch()
         return self.finish()
+
+    def train_epoch(self) -> None:
+        """The E step and the M step, an update for each batch, and a round of merging."""
+        started, first_step = time.monotonic(), self.step_in_epoch
+        batches = bookkeeping.readable_batches(self, self.batches_of_rank(self.epoch)[first_step:], started)
+        # Before anything changes: if it cannot be read, the run is saved as it is. None where all updates are done.
+        first_batch = next(batches, None)
+        if self.clustering_active and first_step == 0:
+            # E step: assign the images to the centroids of the last epoch. M step: directions and concentrations.
+            self.log_likelihood, *_ = [c.expectation_and_maximisation(self.samples()) for c in self.clusterings]
+            self._group()
+        if first_step == 0:
+            self.tally.reset()
+        self._clustered = None  # its memory is needed for the updates
+        for batch in itertools.chain([] if first_batch is None else [first_batch], batches):
+            number = self.epoch * self.steps_per_epoch + self.step_in_epoch
+            self.step(batch, number, self.stage)
+            self.step_in_epoch += 1
+            self.listener.stepped(self.epoch, self.step_in_epoch, self.steps_per_epoch)
+            bookkeeping.between_updates(self, started)
+        bookkeeping.check_losses(self)
+        if self.clustering_active:
+            # Merge: join centroids that are close, by Eq. 11, or that the test of merge="auto" finds to be one.
+            for clustering in self.clusterings:
+                clustering.merge(self.samples(), self.group_directions)
+        bookkeeping.end_of_epoch(self, time.monotonic() - started, self.steps_per_epoch - first_step)
 
     def step(self, batch: Batch, number: int, stage: Stage) -> None:
         """Do update ``number`` of the run; on a GPU through ``AcceleratedUpdate``, which captures ``update``."""
@@ -192,7 +187,7 @@ class Training:
         config, parts = self.config, self.config.optimisation.accumulate
         self.optimiser.zero_grad()
         losses = torch.zeros_like(self.tally.totals[:3])
-        for part in _in_parts(batch, parts):
+        for part in batch.parts(parts):
             # x_1, x_2 = aug(x), aug(x)
             x_1, x_2 = self.pieces.views(part, config.run.random_state, self.schedule.epoch)
             if self.device.type == "cuda":
@@ -214,7 +209,7 @@ class Training:
                 temperature=self.schedule.temperature,
             )
             (loss.total / parts).backward()
-            self._store_in_bank(part.position_B, v_1m, v_2m, queued=True)
+            self.store_in_bank(part.position_B, v_1m, v_2m, queued=True)
             losses += torch.stack([loss.total, loss.instance, loss.cluster]).detach().to(losses) / parts
         self._optimiser_step(losses)
 
@@ -246,7 +241,7 @@ class Training:
         self.network.update_momentum(torch.where(self.tally.failed > 0, torch.ones_like(momentum), momentum))
         self.tally.add(losses, norm)
 
-    def _store_in_bank(self, position_B: Tensor, v_1m: Tensor, v_2m: Tensor, *, queued: bool = False) -> None:
+    def store_in_bank(self, position_B: Tensor, v_1m: Tensor, v_2m: Tensor, *, queued: bool = False) -> None:
         """Keep the momentum embeddings of a batch, of all ranks, for the next E step."""
         position_B, v_1m, v_2m = (ranks.all_gather_batch(rows) for rows in (position_B, v_1m.float(), v_2m.float()))
         self.bank.update(position_B, v_1m, v_2m)
@@ -270,7 +265,8 @@ class Training:
         begins = int(clustering.group_after * epochs)
         if clustering.group_after < 1 and self.epoch == begins:
             embedding_ND = ranks.all_gather_rows(self.clean_embeddings(), self.device)
-            self.grouping = Grouping.found(embedding_ND, self.device, seed=self.config.run.random_state)
+            with all_threads():
+                self.grouping = Grouping.found(embedding_ND, self.device, seed=self.config.run.random_state)
         if self.grouping is not None:
             progress = (self.epoch - begins) / max(1, epochs - begins)
             self.grouping.expectation_and_maximisation(self.samples(), progress=progress)
@@ -300,9 +296,10 @@ class Training:
     def batches_of_rank(self, epoch: int) -> list[Tensor]:
         """The images of each update of an epoch, this rank's part; a rest that fills no batch is left out."""
         order = randomness.permutation(self.config.run.random_state, epoch, self.loader.n_images)
-        return self._split(order[: self.steps_per_epoch * self.batch_size])
+        return self.split(order[: self.steps_per_epoch * self.batch_size])
 
-    def _split(self, order: Tensor) -> list[Tensor]:
+    def split(self, order: Tensor) -> list[Tensor]:
+        """An order of images as batches, this rank's part of each."""
         first, last = shard(self.batch_size, ranks.rank(), ranks.world_size())
         return [group[first:last] for group in order.split(self.batch_size)]
 
@@ -338,138 +335,16 @@ class Training:
         first, last = self.bank.first, self.bank.last
         return encode(self.network, self.loader, "embeddings", first=first, last=last, autocast=autocast)
 
-    @torch.no_grad()
-    def fill_bank(self) -> None:
-        """Embed two views of every image before the first update.
-
-        By the statistics of each batch: the running ones of a new network mean nothing yet.
-        """
-        never = self.config.optimisation.epochs  # order and views of an epoch that is never trained
-        # Shuffled, because a folder comes class by class; the last batch is filled up with images from the start.
-        every = randomness.permutation(self.config.run.random_state, never, self.loader.n_images)
-        every = torch.cat([every, every[: -len(every) % self.batch_size]])
-        encoder = self.network.momentum_encoder or self.network.encoder
-        with _frozen_statistics(self.network):
-            batches = self._split(every)
-            for done, batch in enumerate(self.loader.batches(never, batches), 1):
-                for part in _in_parts(batch, self.config.optimisation.accumulate):
-                    x_1, x_2 = self.loader.views(part, self.config.run.random_state, never)
-                    with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-                        # Not by calling it: this is done once, which does not pay for compiling.
-                        v_1m, v_2m = encoder.forward(x_1), encoder.forward(x_2)
-                    self._store_in_bank(part.position_B, v_1m, v_2m)
-                self.listener.embedded(done, len(batches))
-                if self._any_rank(self.stop_requested()):
-                    raise Interrupted(began=False)
-
-    # -- checks and checkpoints ---------------------------------------------------------------------------------------
-
-    def _batches(self, positions: Sequence[Tensor], started: float) -> Iterator[Batch]:
-        """The batches of an epoch; if they cannot be read any longer, what was learned is saved."""
-        try:
-            yield from self.loader.batches(self.epoch, positions)
-        except ReaderError:
-            # All ranks save together, and the others know nothing of this.
-            if self.epoch + self.step_in_epoch and not ranks.active():
-                self._save_within_epoch(started)
-            raise
-
-    def _save_within_epoch(self, started: float) -> None:
-        seconds, self.seconds = self.seconds, self.seconds + time.monotonic() - started
-        self.save()
-        self.seconds = seconds
-
-    def _between_updates(self, started: float) -> None:
-        """Is the loss still finite, is it time to save, does anybody want us to stop?"""
-        if self.device.type == "cuda" and self.step_in_epoch % _STEPS_BETWEEN_CHECKS:
-            return
-        self.check_losses()
-        stop, due = self._any_rank(self.stop_requested()), self._any_rank(self._save_is_due())
-        if (stop or due) and self.step_in_epoch < self.steps_per_epoch:
-            self._save_within_epoch(started)
-            if stop:
-                raise Interrupted
-
-    def check_losses(self) -> None:
-        """Stop if a loss or gradient was not finite: no weight has changed since."""
-        update = self.tally.failed_update()
-        if update is None:
-            return
-        order = randomness.permutation(self.config.run.random_state, self.epoch, self.loader.n_images)
-        batch = order[(update - 1) * self.batch_size : update * self.batch_size]
-        names = [self.loader.source.identifier(int(self.loader.sample_N[i])) for i in batch[:_NAMED].tolist()]
-        raise CollapseError(
-            f"The loss or its gradient is no longer finite in update {update:,} of epoch {self.epoch + 1} "
-            f"({len(batch)} images: {', '.join(names)} ...), so training stopped before the weights changed; start "
-            "again with a lower --learning-rate, or with --precision fp32."
-        )
-
-    def _end_of_epoch(self, seconds: float, n_updates: int) -> None:
-        """Measure, save, go on to the next epoch; or stop, if the encoder has collapsed."""
-        means = self.tally.means()
-        if not self.clustering_active and self.config.objective.cluster_loss != "swapped":
-            del means["cluster_loss"]
-        health = Health.of(self.samples(), self.clustering.components)
-        self.seconds += seconds
-        self.epoch, self.step_in_epoch = self.epoch + 1, 0
-        rate = n_updates * self.batch_size / max(seconds, 1e-9)
-        row = {"epoch": self.epoch, **means, **health.as_metrics(), "seconds": seconds, "images_per_second": rate}
-        if self.clustering.components is not None:
-            row |= {"n_clusters": self.clustering.n_components, "log_likelihood": self.log_likelihood}
-        if self.grouping is not None:
-            row |= {"n_groups": self.grouping.n_groups}
-        if self.probes.is_due(self.epoch):
-            row |= self.probes.measured(self.network, self.clustering, self.samples, autocast=self.autocast)
-        self.metrics.append(row)
-        if self.recorder is not None:
-            self.recorder.add_metrics(row)
-        self.listener.finished_epoch(row)
-        problem = guard.diagnose(health, self.loader.n_images)
-        if problem is not None:
-            raise CollapseError(problem)
-        stop, over = self._any_rank(self.stop_requested()), self.epoch == self.config.optimisation.epochs
-        if stop or self._any_rank(self._save_is_due()) or over:
-            self.save()
-        if stop and not over:
-            raise Interrupted
-
     def finish(self) -> Trained:
         """Settle the mixture on the embeddings of the images without augmentation."""
         return finish(self)
 
     def save(self) -> None:
         """Write a checkpoint, unless something in it is not finite."""
-        self._saved_at = time.monotonic()
+        self.saved_at = time.monotonic()
         state.save(self)
 
     def close(self) -> None:
         """Stop the worker processes."""
         self.loader.close()
         self.probes.close()
-
-    def _save_is_due(self) -> bool:
-        return self.recorder is not None and time.monotonic() - self._saved_at > 60 * self.config.run.save_every
-
-    def _any_rank(self, wish: bool) -> bool:
-        """Whether any rank wishes it: all must do it together."""
-        return any(ranks.all_gather_counts(int(wish), self.device))
-
-
-def _in_parts(batch: Batch, parts: int) -> Iterator[Batch]:
-    if parts == 1:
-        yield batch
-        return
-    crops = [None] * parts if batch.crops is None else zip(*(c.chunk(parts) for c in batch.crops), strict=True)
-    for position_B, crop in zip(batch.position_B.chunk(parts), crops, strict=True):
-        yield Batch(position_B, crop)
-
-
-@contextlib.contextmanager
-def _frozen_statistics(network: nn.Module) -> Iterator[None]:
-    """Normalise by each batch, and leave no trace of it in the running statistics."""
-    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    try:
-        yield
-    finally:
-        for name, buffer in network.named_buffers():
-            buffer.copy_(buffers[name])

@@ -43,7 +43,8 @@ class VonMisesFisherMixture(Mixture):
         Whether larger components attract more (alpha in the paper, which sets it to 1).
     merge : {None, "auto", "paper"}, default=None
         If None, keep all ``n_components``. If "auto", merge until an acceptance test finds no more pairs to merge. If
-        "paper", merge by the paper's threshold, which never stops by itself, down to ``merge_floor``.
+        "paper", merge by the paper's threshold, which never stops by itself, down to ``merge_floor``. The module
+        ``siammm.mixture.merge`` describes the steps of both.
     merge_threshold : float, default=-1.2
         With ``merge="paper"``: how far below the mean, in deviations, the distance of a pair must be (zeta).
     merge_floor : int, default=1

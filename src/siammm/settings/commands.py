@@ -82,8 +82,8 @@ class ClusterConfig(_OfTable, _OnDevice, _Overwriting, _Seeded):
 
     Images are first encoded with a pretrained encoder. Writes a run folder with the cluster of every image or row
     (assignments.parquet), the model (mixture.safetensors), summary.json and, for images, their embeddings
-    (embeddings.npy, embeddings.parquet), for siammm report, explore, sort and the others. Labels are used only for
-    scores.
+    (embeddings.npy, embeddings.parquet). siammm report, explore, sort and other commands read it. Labels are used only
+    for scores.
     """
 
     data: Annotated[Positional[str], arg(metavar="DATA")]
@@ -103,10 +103,10 @@ class ClusterConfig(_OfTable, _OnDevice, _Overwriting, _Seeded):
     reading: DataConfig = field(default_factory=DataConfig)
 
     family: Literal["von-mises-fisher", "gaussian"] = "von-mises-fisher"
-    """Kind of component: von-mises-fisher uses directions only, gaussian also lengths."""
+    """Kind of component: von-mises-fisher uses only the directions of embeddings, gaussian also their lengths."""
 
     n_components: int | None = None
-    """Components to start from; by default 8 % of the rows, bounded. With --merge none, the number of clusters."""
+    """Components to start from; by default 8 % of the rows, within limits. With --merge none, their number."""
 
     n_neighbours: int = 5
     """Nearest components that a sample is softly assigned to; 1 is hard assignment."""
@@ -121,7 +121,7 @@ class ClusterConfig(_OfTable, _OnDevice, _Overwriting, _Seeded):
     """Weigh components by their size in the assignment."""
 
     merge: Literal["auto", "paper", "none"] = "auto"
-    """Merge components: auto finds the number of clusters, paper merges down to merge_floor, none keeps all."""
+    """Merge components: auto finds the number of clusters, paper merges down to --merge-floor, none keeps all."""
 
     merge_threshold: float = -1.2
     """With merge paper: z-score of the distance below which a pair is merged."""
@@ -139,7 +139,7 @@ class ClusterConfig(_OfTable, _OnDevice, _Overwriting, _Seeded):
     """von Mises-Fisher: estimate concentrations in this many principal directions; by default in all dimensions."""
 
     small_sample_correction: bool | None = None
-    """von Mises-Fisher: correct the bias of components with few samples; on unless assignment is posterior."""
+    """von Mises-Fisher: correct the bias of components with few samples; by default unless assignment is posterior."""
 
     concentration_shrinkage: float | None = None
     """von Mises-Fisher: pseudo-samples of average spread added to each component; by default 1, or 0 with posterior."""
@@ -182,13 +182,13 @@ class EvaluateConfig(_OfImages, _Overwriting):
     """Labelled images for probes to train on and to find neighbours in; by default those of the run."""
 
     test: str | None = None
-    """Labelled images to test on (or a table, for a table); by default a tenth of the data is held out."""
+    """Labelled images to test on, or a table if SUBJECT is one; by default a tenth of the data is held out."""
 
     protocols: tuple[ProtocolName, ...] | None = None
-    """What to measure; by default knn, linear, clustering and k where they apply, and transfer if it has a data set."""
+    """What to measure; by default knn, linear, clustering and k where they apply, and transfer with --transfer."""
 
     transfer: str | None = None
-    """For transfer: another labelled set to train on; a VOC2007 folder, or FOLDER::TABLE for several labels each."""
+    """For transfer: another labelled set to train on, a VOC2007 folder, or FOLDER::TABLE (several labels per image)."""
 
     transfer_test: str | None = None
     """For transfer: the test images of that set; by default a tenth is held out, or VOC's own test images."""
@@ -197,13 +197,14 @@ class EvaluateConfig(_OfImages, _Overwriting):
     """Random seeds of the protocols; scores are mean and standard deviation over them."""
 
     encoder: Literal["online", "momentum"] = "online"
-    """Which encoder of a run, or of a checkpoint with two."""
+    """Which encoder to evaluate, of a run or of a checkpoint that holds two."""
 
     image_size: int | None = None
     """For timm and torchvision models and lite: width and height of their input; by default their own."""
 
     k_means: tuple[int, ...] | None = None
-    """For clustering: numbers of k-means clusters; by default the number of classes, and 25000 from 250,000 images."""
+    """For clustering: numbers of k-means clusters; by default the number of classes, and 25000 for 250,000 images or
+    more."""
 
     label_shares: tuple[float, ...] = (0.01, 0.1)
     """For semi: fractions of the labels to fine-tune with."""
@@ -237,7 +238,7 @@ class CompareConfig(_Overwriting):
 
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig(_OfImages, _OfTable, _Overwriting, _Seeded):
-    """Find images that look mislabelled, from their neighbours and from classifiers.
+    """Find images that look mislabelled, by their neighbours and by classifiers.
 
     SUBJECT is a run folder written by siammm train or siammm cluster, or a table of embeddings with labels. Writes a
     folder with all labelled images, most suspect first (suspects.parquet), and summary.json.
@@ -266,7 +267,7 @@ class AuditConfig(_OfImages, _OfTable, _Overwriting, _Seeded):
     """Rounds of weighing the evidence; after the first, labels of suspects count less."""
 
     threshold: float = 0.5
-    """Labels with a lower probability of being right than this are suspects."""
+    """A label is suspect if its probability of being right is lower than this."""
 
     plant: float | None = None
     """To check the audit: make this fraction of the labels wrong first, and report how many are found."""
@@ -291,8 +292,8 @@ class EmbedConfig(_OfImages, _Overwriting):
     folder."""
 
     what: Literal["embeddings", "features"] | None = None
-    """embeddings are what a run clusters, features the output of the backbone; by default embeddings for a run,
-    features for other models."""
+    """What to write: embeddings, which a run clusters, or features, the output of the backbone; by default embeddings
+    for a run and features for other models."""
 
     image_size: int | None = None
     """For timm and torchvision models and lite: width and height of their input; by default their own."""
@@ -338,16 +339,16 @@ class SortConfig:
     """Folder to make; one that exists must be empty."""
 
     by: Literal["group", "cluster"] = "group"
-    """One folder for each group of clusters, or for each cluster. Without groups the two are the same."""
+    """Make one folder for each group, or one for each cluster. If no groups were found, the two are the same."""
 
     copy: bool = False
-    """Copy the files."""
+    """Copy the files instead of linking to them."""
 
     link: bool = False
     """Make symbolic links to the files. This is the default."""
 
     data: str | None = None
-    """The images, if they have moved; for a table of embeddings with paths, the folder that these lead to."""
+    """The images, if they have moved; for a table of embeddings with paths, the folder that contains these files."""
 
 
 ExportFormat = Literal["encoder", "onnx", "tables"]
@@ -363,7 +364,8 @@ class ExportConfig(_OfImages, _Overwriting):
     """
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
-    """A run folder written by siammm train or siammm cluster; of the latter, the tables."""
+    """A run folder written by siammm train or siammm cluster. Of siammm cluster only the tables are exported, unless it
+    used the encoder of another run."""
 
     output: Path | None = None
     """Folder to write; by default <name of the run>-export in the current folder."""
@@ -390,7 +392,7 @@ class BenchConfig(_OnDevice, _Overwriting, _Seeded):
     """Recipe to time; by default cifar, and imagenet-200 as well on a GPU."""
 
     batch_size: int | None = None
-    """Images per update; by default the preset's, or what fits for large images."""
+    """Images per update; by default the preset's, or for large images what fits into memory."""
 
     seconds: float = 100.0
     """Approximate time to measure for, without compilation."""

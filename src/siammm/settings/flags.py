@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
+from tyro.conf import arg
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
 from siammm.settings import commands
@@ -60,10 +61,18 @@ def arranged(command: type | None = None) -> ConstructorRegistry:
         if shown is not None:
             groups = {field.name for field in fields if dataclasses.is_dataclass(field.default)}
             fields = [field for field in fields if field.name in shown | groups]
-        return dataclasses.replace(spec, fields=tuple(fields))
+        return dataclasses.replace(spec, fields=tuple(_with_readable_help(field) for field in fields))
 
     registry.struct_rule(arrange)
     return registry
+
+
+def _with_readable_help(field: Any) -> Any:
+    """A field whose text is not broken where our lines of code are; where a default is None, the text says it."""
+    text: Any = field.helptext
+    text = text() if callable(text) else text
+    kind = Annotated[field.type, arg(help_behavior_hint="")] if field.default in (None, ()) else field.type
+    return dataclasses.replace(field, type=kind, helptext=None if text is None else " ".join(text.split()))
 
 
 def _rank(name: str) -> int:

@@ -24,8 +24,8 @@ class DataConfig:
     """Array or column with the labels, which are used only for evaluation; "" reads none."""
 
     loader: Literal["auto", "resident", "streaming"] = "auto"
-    """resident keeps all images on the device, streaming reads them with worker processes; auto picks resident for
-    images of one size that fit."""
+    """How images are loaded: resident keeps all of them on the device, streaming reads them with worker processes;
+    auto picks resident for images of one size that fit."""
 
     workers: int | None = None
     """Worker processes of the streaming loader; by default the number of cores minus one, at most 15."""
@@ -60,11 +60,11 @@ class NetworkConfig:
     """The encoder and its heads."""
 
     backbone: str = "resnet18"
-    """Any timm model, or conv-small for images of 8 to 16 pixels. With --weights, by default that of the weights."""
+    """Any timm model, or conv-small for images of 8 to 16 pixels. With --weights, by default their model."""
 
     weights: str = "none"
-    """Weights that the backbone starts from: lite, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS or an
-    earlier run; none starts from random ones."""
+    """Initial weights of the backbone: lite, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS or an earlier
+    run; none for random weights."""
 
     embedding_dim: int = 256
     """Dimensions of the embedding that is clustered."""
@@ -76,7 +76,7 @@ class NetworkConfig:
     """Layers of the projector, from the backbone to the embedding."""
 
     projector_norm: Literal["none", "plain"] = "plain"
-    """Normalisation of the embedding: plain is BatchNorm without scale and shift (MoCo v3), none as in SwAV."""
+    """Normalisation of the embedding: plain is BatchNorm without scale and shift (as in MoCo v3), none as in SwAV."""
 
     predictor_layers: int = 2
     """Layers of the predictor, which predicts one view's embedding from the other's; 0 for no predictor."""
@@ -85,7 +85,7 @@ class NetworkConfig:
     """Width of the predictor's hidden layers; by default that of the projector."""
 
     predictor_norm: Literal["none", "plain"] = "none"
-    """Normalisation of the predictor's output: none as in MoCo v3's ResNets, plain is BatchNorm."""
+    """Normalisation of the predictor's output: none is as in MoCo v3's ResNets, plain is BatchNorm."""
 
     predictor_noise: float = 0.0
     """Standard deviation of the noise added to the predictor's input in training (ProPos)."""
@@ -132,21 +132,21 @@ class ObjectiveConfig:
     """Weigh clusters by their size in the assignment (alpha)."""
 
     concentration: Literal["per-component", "closed-form", "constant", "proximity"] = "per-component"
-    """Concentration of each cluster, which weighs its pull: estimated, the paper's closed form, the same for all, or
-    PCL's."""
+    """How to compute the concentration of a cluster, which sets how strongly it pulls: estimated per component, by the
+    paper's closed form, the same for all, or by proximity as in PCL."""
 
     concentration_dims: int | None = None
     """Estimate concentrations in this many principal directions (the paper's appendix); by default in all."""
 
     concentration_scale: float | Literal["auto", "literal"] = "auto"
     """Rescale the clipped concentrations to this mean in the loss. auto: 1 for mle, 10 for the two NCE losses, whose
-    contrast is too soft at 1 (they are divided by it to weigh the same); literal uses them as estimated."""
+    contrast is too soft at 1 (they are divided by 10, so that their weight is the same); literal: as estimated."""
 
     normaliser: bool = False
     """Keep the normalising constant of the density in Eq. 9; the paper leaves it out."""
 
     n_negatives: int = 16_000
-    """With nce-centroids: the most centroids that a view is contrasted with."""
+    """With nce-centroids: maximum number of centroids that a view is contrasted with."""
 
     contrastive_temperature: float = 0.2
     """Temperature of the contrastive instance loss; lower values push the most similar images apart."""
@@ -207,7 +207,7 @@ class ClusteringConfig:
     """EM steps before each epoch."""
 
     merge: Literal["auto", "paper", "none"] = "auto"
-    """Merge clusters: auto finds their number, paper merges by Eq. 11 down to merge_floor, none keeps all."""
+    """Merge clusters: auto finds their number, paper merges by Eq. 11 down to --merge-floor, none keeps all."""
 
     merge_threshold: float = -1.2
     """With merge paper: z-score of the distance below which a pair is merged (zeta)."""
@@ -271,7 +271,7 @@ class RunConfig:
     """Labelled images to evaluate the features on during training (kNN, linear probe); never trained on."""
 
     probe_every: int | None = None
-    """Epochs between these evaluations; by default a tenth of all epochs."""
+    """Epochs between evaluations with --probe, or on the labels of DATA; by default a tenth of all epochs."""
 
     image_cache: str | None = None
     """Folder for resized copies of large images, made in the first epoch and reused by later epochs and runs."""
@@ -316,15 +316,17 @@ class TrainConfig:
     --warmup-epochs may change."""
 
     resume_if_exists: bool = False
-    """Continue the run in the output folder if one was begun there, else start it: the same command for the first
-    start and every restart of a job."""
+    """Continue the run in the output folder if there is one, otherwise start it. A job can then be restarted with the
+    same command."""
 
     allow_data_change: bool = False
-    """With --resume: go on although images were changed, added or removed; clusters are carried over by name."""
+    """With --resume: continue although images were changed, added or removed; images that are still there keep their
+    clusters, matched by name."""
 
     preset: PresetName = "cifar"
-    """Settings to start from: cifar (32 px), cifar-fast (GPU), tiny (64 px), photos (from known weights, the default
-    with --weights; try siammm cluster first), laptop (CPU), demo, or the paper's: imagenet-100, imagenet-200."""
+    """Settings to start from: cifar (32 px), cifar-fast (32 px, GPU), tiny (64 px), photos (from pretrained weights;
+    try siammm cluster first), laptop (CPU), demo, or the paper's imagenet-100 and imagenet-200. With --weights, the
+    default is photos."""
 
     method: MethodName = "siammm"
     """SiamMM, or a method to compare it with, with the objective and recipe of its paper."""

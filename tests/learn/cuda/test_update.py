@@ -11,15 +11,7 @@ import pytest
 
 from siammm.learn.cuda import update
 from siammm.learn.cuda.update import _without_advice
-from tests.learn.small_runs import (
-    STEPS,
-    check_same_bits,
-    everything,
-    measured,
-    prepared,
-    run_through,
-    small_config,
-)
+from tests.learn.small_runs import STEPS, check_same_run, prepared, run_through, small_config
 
 
 @pytest.mark.parametrize(
@@ -76,5 +68,4 @@ def test_the_twin_without_its_devices_is_the_plain_update(name: str, monkeypatch
     twin = run_through(prepared(config))
     assert plain.accelerated is None
     assert twin.accelerated is not None
-    check_same_bits(everything(twin), everything(plain))
-    assert measured(twin) == measured(plain)
+    check_same_run(twin, plain)

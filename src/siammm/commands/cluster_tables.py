@@ -1,0 +1,110 @@
+"""What is printed of clusters: how many there are, the largest of them, and their agreement with labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from siammm.commands.find_clusters import Clustering, spread_of_components
+from siammm.commands.next_steps import next_steps
+from siammm.core.text import shown
+from siammm.data import decode
+from siammm.data.embedding_table import PATH_KEYS
+from siammm.metrics.clustering import ClusteringScores, label_codes
+from siammm.mixture.groups import Groups
+from siammm.runs import files
+
+_ROWS_SHOWN = 12
+
+
+def show(found: Clustering, output: Path, console: Console, *, of_images: bool = False) -> None:
+    """Print the summary that a person reads."""
+    mixture, merges = found.mixture, found.mixture.merges_
+    n, d = found.table.n_samples, found.table.embeddings.shape[1]
+    started = "" if merges is None else f", merged from {merges.n_components[0]:,}"
+    what = "images" if of_images else f"embeddings of {d:,} dimensions"
+    console.print(
+        f"\n[bold green]{mixture.n_components_:,} clusters[/]{in_groups(found.groups)} in {n:,} {what}{started} "
+        f"[dim]({sum(found.seconds.values()):.1f} s)[/]\n"
+    )
+    spread_name = "concentration" if hasattr(mixture, "concentrations_") else "variance"
+    labels, clusters = found.labelled or (None, found.clusters)
+    console.print(cluster_table(found.sizes, spread_of_components(mixture), spread_name, clusters, labels))
+    if found.n_merged is not None and found.groups.is_found:
+        console.print(
+            f"[dim]Merging ended with {found.n_merged:,} clusters that overlap the groups, so these are finer ones.[/]"
+        )
+    if not mixture.converged_:
+        console.print("[yellow]EM did not converge within --max-iter steps; raise it for more stable clusters.[/]")
+    if found.scores is not None:
+        console.print(score_table(found.scores, found.group_scores))
+    of_the_images = [files.EMBEDDINGS, files.IMAGES_TABLE] if of_images else []
+    written = [files.ASSIGNMENTS, files.MIXTURE, files.SUMMARY, *of_the_images]
+    console.print(f"\nWritten to [bold]{escape(str(output))}[/]: {', '.join(written)}")
+    next_steps(console, *_next(found, output, of_images=of_images))
+
+
+def _next(found: Clustering, output: Path, *, of_images: bool) -> list[tuple[object, ...]]:
+    """What to do with the result; pages need von Mises-Fisher clusters, and folders need files."""
+    can_be_shown = hasattr(found.mixture, "concentrations_")
+    columns = [] if found.table.columns is None else found.table.columns.column_names
+    # A table's ids may be the paths of images.
+    first = "" if found.table.ids is None or of_images else str(found.table.ids[0])
+    has_files = any(name in columns for name in PATH_KEYS) or Path(first).suffix.lower() in decode.SUFFIXES
+    # The images of a table's rows are found if somebody says where they are.
+    data = ("--data", "FOLDER") if has_files and not of_images else ()
+    steps: list[tuple[object, ...]] = [("report", output, *data), ("explore", output, *data)] if can_be_shown else []
+    return [*steps, *([("sort", output, "--to", "FOLDER", *data)] if has_files else [])]
+
+
+def in_groups(groups: Groups | None) -> str:
+    """How many groups the clusters form, if any."""
+    return f" [bold green]in {groups.n_groups:,} groups[/]" if groups is not None and groups.is_found else ""
+
+
+def cluster_table(
+    sizes: np.ndarray, spread: np.ndarray, spread_name: str, clusters: np.ndarray, labels: np.ndarray | None
+) -> Table:
+    """The largest clusters: size, spread and, with labels, their most frequent label."""
+    order = np.argsort(-sizes, kind="stable")[:_ROWS_SHOWN]
+    table = Table(title="The largest clusters" if len(sizes) > _ROWS_SHOWN else None, title_justify="left")
+    for heading in ("cluster", "size", "share", spread_name):
+        table.add_column(heading, justify="right")
+    if labels is not None:
+        table.add_column("mostly")
+        table.add_column("purity", justify="right")
+    codes, names = (None, []) if labels is None else label_codes(labels)
+    for k in order.tolist():
+        row = [str(k), f"{sizes[k]:,}", f"{sizes[k] / max(1, sizes.sum()):.1%}", f"{spread[k]:.4g}"]
+        if codes is not None:
+            inside = codes[(clusters == k) & (codes >= 0)]
+            if len(inside):
+                counts = np.bincount(inside)
+                row += [escape(shown(names[counts.argmax()])), f"{counts.max() / len(inside):.0%}"]
+        table.add_row(*row)
+    if len(sizes) > _ROWS_SHOWN:
+        rest, more = sizes.sum() - sizes[order].sum(), f"in {len(sizes) - _ROWS_SHOWN:,} more"
+        table.add_row("...", f"{rest:,}", f"{rest / sizes.sum():.1%}", more, style="dim")
+    return table
+
+
+def score_table(scores: ClusteringScores, of_groups: ClusteringScores | None = None) -> Table:
+    """Agreement of clusters and groups with the labels."""
+    left_out = f", {scores.n_unlabelled:,} without a label not counted" if scores.n_unlabelled else ""
+    title = f"Against the labels: {scores.n_classes:,} classes, {scores.n_samples:,} samples{left_out}"
+    table = Table(title=title, title_justify="left")
+    names = {"AMI": "ami", "NMI": "nmi", "ARI": "ari"}
+    names |= {"Hungarian": "hungarian_accuracy", "majority": "majority_accuracy"}
+    every = {"clusters": scores} | ({} if of_groups is None else {"groups": of_groups})
+    if of_groups is not None:
+        table.add_column("of")
+    for heading in names:
+        table.add_column(heading, justify="right")
+    for name, one in every.items():
+        figures = [f"{getattr(one, field):.3f}" for field in names.values()]
+        table.add_row(*([name] if of_groups is not None else []), *figures)
+    return table
