@@ -191,6 +191,8 @@ def parquet_columns(file: Any, columns: Sequence[str], path: Path, *, groups: Se
     return pa.Table.from_batches(parts) if parts else file.schema_arrow.empty_table().select(list(columns))
 
 
-def decoded_text(values: np.ndarray) -> np.ndarray:
-    """Bytes as text; anything else as it is."""
-    return np.char.decode(values, "utf-8", "backslashreplace") if values.dtype.kind == "S" else values
+def in_plain_form(values: np.ndarray) -> np.ndarray:
+    """Bytes as text, and anything else in the order of bytes of this machine, which Arrow needs."""
+    if values.dtype.kind == "S":
+        return np.char.decode(values, "utf-8", "backslashreplace")
+    return values.astype(values.dtype.newbyteorder("="), copy=False)

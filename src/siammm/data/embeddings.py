@@ -29,7 +29,7 @@ from siammm.data.array_files import (
     Headers,
     check_fits,
     choose_array,
-    decoded_text,
+    in_plain_form,
     load_npz,
     map_npy,
     npy_header,
@@ -205,7 +205,7 @@ def _read_npz(
             None if part is None else part[rows.start : rows.stop].copy() for part in parts
         )
         assert embeddings is not None
-    ids, labels, *others = (None if values is None else decoded_text(values) for values in (ids, labels, *others))
+    ids, labels, *others = (None if values is None else in_plain_form(values) for values in (ids, labels, *others))
     return EmbeddingTable(
         embeddings=_as_float(embeddings), ids=ids, labels=labels, source=path, columns=_table(paths, others),
         rows=rows, n_total=n_total,

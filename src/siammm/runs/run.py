@@ -20,12 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as functional
-from numpy.lib.format import open_memmap
 from torch import Tensor, nn
 
 from siammm.core.errors import InputError, SiamMMError, StoredFileError
 from siammm.core.progress import Progress, silent
+from siammm.core.reading import open_regular
 from siammm.core.text import one_line, printable, shown
+from siammm.data.array_files import map_npy, npy_header
 from siammm.data.contents import is_data
 from siammm.data.inventory import Inventory
 from siammm.data.loader import Loader
@@ -612,8 +613,10 @@ class Run:
             return self._encoded_again()
         path, wanted = self.path / files.EMBEDDINGS, (self.n_images, int(self.mixture.n_features_in_))
         try:
-            embeddings = open_memmap(path, mode="r")
-        except (OSError, ValueError) as error:
+            with open_regular(path) as file:
+                npy_header(file, str(path))
+            embeddings = map_npy(path)
+        except (OSError, StoredFileError) as error:
             raise StoredFileError(f"{path} cannot be read ({one_line(error)}); remove it to embed again.") from error
         if embeddings.shape != wanted or embeddings.dtype.kind != "f":
             shape = embeddings.shape
