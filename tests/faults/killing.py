@@ -29,7 +29,7 @@ from tests.faults.runs import metrics
 from tests.nursery import Command, Nursery
 
 SETTINGS = [
-    "--backbone", "conv-small", "--hidden-dim", "32", "--embedding-dim", "16", "--epochs", "4", "--batch-size", "60",
+    "--backbone", "conv-small", "--hidden-dim", "32", "--embedding-dim", "16", "--epochs", "3", "--batch-size", "100",
     "--optimiser", "sgd", "--learning-rate", "0.1", "--warmup-epochs", "1", "--n-components", "60", "--merge", "auto",
     "--cluster-after", "0", "--device", "cpu", "--no-tensorboard", "--save-every", "0", "--resume-if-exists",
 ]  # fmt: skip

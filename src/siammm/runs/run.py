@@ -608,7 +608,13 @@ class Run:
         What the run did not keep is read or encoded again: from the table that was clustered, or from the images.
         """
         if not self.has_embeddings and self.clustering is not None and self.clustering.encoder is None:
-            return table_again(self.clustering, self.given)
+            rows_ND = table_again(self.clustering, self.given)
+            if len(rows_ND) != self.n_images:
+                raise StoredFileError(
+                    f"{self.path / files.ASSIGNMENTS} has {self.n_images:,} rows, but the table has {len(rows_ND):,}; "
+                    "cluster the table again."
+                )
+            return rows_ND
         if not self.has_embeddings:
             return self._encoded_again()
         path, wanted = self.path / files.EMBEDDINGS, (self.n_images, int(self.mixture.n_features_in_))
