@@ -47,7 +47,9 @@ class Command:
     cwd: Path
     streams: tuple[str, str]
     peak: int = 0
-    """The most memory that it had, in bytes; known once it has been waited for."""
+    """The most memory that it had, in bytes; known once it has been waited for, as is the next."""
+    seconds: float = 0.0
+    """The processor time that it took."""
 
     def signal(self, number: int) -> None:
         """Send a signal."""
@@ -56,7 +58,7 @@ class Command:
     def wait(self, timeout: float = 240.0) -> int:
         """The exit code, as ``subprocess`` gives it; a command that takes longer is killed, with its children."""
         answer = self.nursery.ask({"wait": self.pid, "timeout": timeout})
-        self.peak = 1024 * int(answer["peak"])
+        self.peak, self.seconds = 1024 * int(answer["peak"]), float(answer["seconds"])
         return int(answer["code"])
 
     def is_running(self) -> bool:
@@ -70,6 +72,14 @@ class Command:
                 os.killpg(self.pid, signal.SIGKILL)
             self.signal(signal.SIGKILL)
         self.wait()
+
+    def seconds_so_far(self) -> float:
+        """The processor time that it has taken until now."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
     def stack(self) -> str:
         """Where it is just now, the innermost call first; empty if it has ended. For one that is ``watched``."""
@@ -191,14 +201,13 @@ class Nursery:
 def _serve() -> dict[str, Any]:
     """Answer orders; in a child, the order that it is to follow."""
     orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    ended: dict[int, tuple[int, int]] = {}
+    ended: dict[int, dict[str, Any]] = {}
     for line in orders:
         order = json.loads(line)
         if "end" in order:
             break
         if "wait" in order:
-            code, peak = _waited(order["wait"], order["timeout"], ended)
-            answer = {"code": code, "peak": peak}
+            answer = _waited(order["wait"], order["timeout"], ended)
         elif "poll" in order:
             answer = {"code": _code(order["poll"], ended)}
         else:
@@ -212,18 +221,19 @@ def _serve() -> dict[str, Any]:
     os._exit(0)
 
 
-def _code(pid: int, ended: dict[int, tuple[int, int]]) -> int | None:
+def _code(pid: int, ended: dict[int, dict[str, Any]]) -> int | None:
     """With what a child has ended; None while it runs."""
     if pid not in ended:
         found, status, used = os.wait4(pid, os.WNOHANG)
         if not found:
             return None
-        ended[pid] = os.waitstatus_to_exitcode(status), used.ru_maxrss
-    return ended[pid][0]
+        code, seconds = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+        ended[pid] = {"code": code, "peak": used.ru_maxrss, "seconds": seconds}
+    return ended[pid]["code"]
 
 
-def _waited(pid: int, timeout: float, ended: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """The code, and the most memory in kilobytes."""
+def _waited(pid: int, timeout: float, ended: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """The code, the most memory in kilobytes, and the processor time."""
     until, pause = time.monotonic() + timeout, 0.001
     while _code(pid, ended) is None:
         if time.monotonic() > until:

@@ -206,7 +206,8 @@ def _judged(code: int, err: str, out: str, peak: int, new: set[str]) -> str | No
         return f"a warning: {err[-800:]}"
     if hidden := [name for name in new if re.search(r"\.(partial|old|spool)\b", name)]:
         return f"left behind: {hidden}"
-    if code == 2 and (left := [name for name in new if not name.startswith(("run", "found-unfinished"))]):
+    ours = ("run", "new-unfinished", *(["new"] if "new/config.json" in new else []))  # a training that had begun
+    if code == 2 and (left := [name for name in new if not name.startswith(ours)]):
         return f"partial output: {left}"
     if peak > MOST_BYTES:
         return f"{peak / 2**30:.1f} GiB of memory"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -17,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from siammm.runs import files
 from tests.commands import TINY, refused
 from tests.data.image_sets import example_images, write_folder
+from tests.faults.killing import contents, differences
 from tests.nursery import Nursery
 
 
@@ -84,3 +87,33 @@ def test_a_reader_that_is_killed(nursery: Nursery, tmp_path: Path) -> None:
     rest = nursery.start(["train", "--resume", "run"], cwd=tmp_path)
     assert rest.wait() == 0, rest.err
     assert metrics.read_text().count("\n") == 15
+
+
+def test_a_reader_that_dies_in_the_last_update_of_an_epoch(nursery: Nursery, tmp_path: Path) -> None:
+    """No further batch is asked for; merging and metrics are still to come, and come when the run goes on."""
+    write_folder(tmp_path, example_images(24, size=(8, 8)))
+    arguments = ["train", "images", *TINY, "--loader", "streaming", "--workers", "1", "--cluster-after", "0"]
+    arguments += ["--batch-size", "24", "--epochs", "12"]  # each update is the last
+    whole = nursery.start([*arguments, "--output", "whole"], cwd=tmp_path, stdout=".out2", stderr=".err2")
+    assert whole.wait() == 0, whole.err
+    command = nursery.start([*arguments, "--output", "run"], cwd=tmp_path, watched=True)
+    while not re.search(r"loop\.py\", line \d+ in update\b", command.stack()):
+        assert command.is_running(), command.err
+    (reader,) = children(command.pid)
+    os.kill(reader, signal.SIGKILL)
+    assert command.wait() == 2, command.err
+    assert "A process that reads images was killed" in command.err
+    assert "continue with: siammm train --resume run." in " ".join(command.err.split())
+    rest = nursery.start(["train", "--resume", "run"], cwd=tmp_path)
+    assert rest.wait() == 0, rest.err
+    assert not differences(contents(tmp_path / "whole"), contents(tmp_path / "run"))
+
+
+def test_a_program_still_hears_of_its_own_children(nursery: Nursery, tmp_path: Path) -> None:
+    """torch and siammm listen for workers that die by the same signal."""
+    write_folder(tmp_path, example_images(24, size=(8, 8)))
+    program = nursery.start_program(Path(__file__).with_name("own_children.py"), ["images"], cwd=tmp_path)
+    assert program.wait() == 0, program.err
+    found = json.loads(program.out)
+    assert "A process that reads images was killed" in found.pop("said")
+    assert found == {"own": True, "worker": True, "afterwards": True}
