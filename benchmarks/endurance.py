@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="write the result to benchmarks/results")
     parser.add_argument("--output", type=Path, help="another folder for the result")
     args = parser.parse_args()
+    where = record.circumstances()  # now: the files may change while it runs
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         looks = watched(Path(folder), args.epochs)
@@ -55,7 +56,7 @@ def main() -> None:
     sys.stdout.write(f"{body}\n")
     if args.record:
         n = f"{args.epochs:,} epochs of two updates, 24 images of 8 x 8 pixels, one process, one thread"
-        record.write("endurance", "Ten thousand short epochs", body, seeds="0", n=n, output=args.output)
+        record.write("endurance", "Ten thousand short epochs", body, seeds="0", n=n, output=args.output, measured=where)
 
 
 def watched(folder: Path, epochs: int) -> list[Look]:

@@ -4,17 +4,21 @@
 
 Each input is made from its own seed and given to a command (``tests/faults/fuzz.py``), which must end with its result,
 or with one sentence and exit code 2. Prints the failures as they are found, and how many
-inputs of each kind were tried; ``--record`` keeps that. ``--only SEED`` tries a single one and shows what it prints.
+inputs of each kind were tried; ``--record`` keeps that. ``--only SEED ...`` tries single ones. With ``--keep FILE`` what
+came of each input is added to a file, so that an interrupted run is not lost; ``--kept FILE ...`` tries nothing, and
+counts what is in such files.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import json
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -34,26 +38,38 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes that run at a time")
     parser.add_argument("--record", action="store_true", help="write the result to benchmarks/results")
     parser.add_argument("--output", type=Path, help="another folder for the result")
+    parser.add_argument("--keep", type=Path, help="file to add what came of each input to, as JSON lines")
+    parser.add_argument("--kept", type=Path, nargs="+", default=[], help="count what is in these files")
     args = parser.parse_args()
     seeds = args.only or list(range(args.seed, args.seed + args.count))
     started = time.monotonic()
-    with ThreadPoolExecutor(args.jobs) as pool:
-        found = [one for part in pool.map(outcomes, [seeds[i :: args.jobs] for i in range(args.jobs)]) for one in part]
+    where = record.circumstances()  # now: the files may change while it runs
+    if args.kept:
+        found = [Outcome(**json.loads(line)) for path in args.kept for line in path.read_text().splitlines()]
+        seeds = range(args.seed, args.seed + len(found))
+    else:
+        parts = [seeds[i :: args.jobs] for i in range(args.jobs)]
+        with ThreadPoolExecutor(args.jobs) as pool:
+            found = [one for part in pool.map(lambda part: outcomes(part, args.keep), parts) for one in part]
     failed = [one.problem for one in found if one.problem is not None]
     body = f"{table(found)}\n\n{summary(found, failed)}"
     sys.stdout.write(f"{body}\n{time.monotonic() - started:.0f} s\n")
     if args.record:
         n = f"{len(found):,} inputs; {args.jobs} processes at a time"
-        record.write("fuzz", "Damaged inputs", body, seeds=f"{seeds[0]} to {seeds[-1]}", n=n, output=args.output)
+        seeds_tried = f"{seeds[0]} to {seeds[-1]}"
+        record.write("fuzz", "Damaged inputs", body, seeds=seeds_tried, n=n, output=args.output, measured=where)
     sys.exit(bool(failed))
 
 
-def outcomes(seeds: list[int]) -> list[Outcome]:
+def outcomes(seeds: list[int], keep: Path | None) -> list[Outcome]:
     """What came of these seeds; failures are printed at once."""
     found: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder, Nursery() as nursery:
         for outcome in tried(nursery, prepared(nursery, Path(folder)), seeds):
             found.append(outcome)
+            if keep is not None:
+                with keep.open("a") as file:
+                    file.write(json.dumps(asdict(outcome)) + "\n")
             if outcome.problem is not None:
                 sys.stdout.write(f"{outcome.problem}\n")
             if len(found) % 500 == 0:

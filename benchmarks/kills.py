@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="write the result to benchmarks/results")
     parser.add_argument("--output", type=Path, help="another folder for the result")
     args = parser.parse_args()
+    where = record.circumstances()  # now: the files may change while it runs
     started, found = time.monotonic(), list[Outcome]()
     with tempfile.TemporaryDirectory() as folder, Nursery() as nursery:
         killer = Killer(nursery, Path(folder))
@@ -66,7 +67,7 @@ def main() -> None:
     if args.record:
         n = f"{len(found)} kills, one per training"
         seeds = f"{args.seed} to {args.seed + args.count - 1}"
-        record.write("kills", "Killed at random moments", body, seeds=seeds, n=n, output=args.output)
+        record.write("kills", "Killed at random moments", body, seeds=seeds, n=n, output=args.output, measured=where)
     sys.exit(bool(problems))
 
 

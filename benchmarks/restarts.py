@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="write the result to benchmarks/results")
     parser.add_argument("--output", type=Path, help="another folder for the result")
     args = parser.parse_args()
+    where = record.circumstances()  # now: the files may change while it runs
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_folder(folder, example_images(1200, size=(8, 8), n_classes=4))
@@ -66,7 +67,9 @@ def main() -> None:
     sys.stdout.write(f"{body}\n")
     if args.record:
         n = "1,200 images of 8 x 8 pixels, two processes, a checkpoint every three seconds"
-        record.write("restarts", "Stopped and restarted", body, seeds=str(args.seed), n=n, output=args.output)
+        record.write(
+            "restarts", "Stopped and restarted", body, seeds=str(args.seed), n=n, output=args.output, measured=where
+        )
     sys.exit(bool(found))
 
 
