@@ -2,8 +2,8 @@
 
     python benchmarks/endurance.py 10000
 
-One ``siammm train`` on 24 images of 8 x 8 pixels: two updates an epoch, E step, M step, merging and metrics in each,
-and a checkpoint every second. Its memory and its open files are read from ``/proc`` along the way.
+One ``siammm train`` on 12 images of 8 x 8 pixels: an update, E step, M step, merging and metrics in each epoch, and a
+checkpoint every second. Its memory and its open files are read from ``/proc`` along the way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.commands import TINY
-from tests.data.image_sets import example_images, write_folder
+from tests.data.image_sets import example_images, write_npy
 
 import record
 
@@ -55,14 +55,15 @@ def main() -> None:
     body = f"{table(looks)}\n\n{slopes(looks)} {seconds:.0f} s in all."
     sys.stdout.write(f"{body}\n")
     if args.record:
-        n = f"{args.epochs:,} epochs of two updates, 24 images of 8 x 8 pixels, one process, one thread"
+        n = f"{args.epochs:,} epochs of one update, 12 images of 8 x 8 pixels, one process, one thread"
         record.write("endurance", "Ten thousand short epochs", body, seeds="0", n=n, output=args.output, measured=where)
 
 
 def watched(folder: Path, epochs: int) -> list[Look]:
     """Train, and look at the process about a hundred times."""
-    write_folder(folder, example_images(24, size=(8, 8)))
-    arguments = ["train", "images", *TINY, "--epochs", str(epochs), "--save-every", "0.016", "--cluster-after", "0"]
+    data = write_npy(folder, example_images(12, size=(8, 8)))
+    arguments = ["train", str(data), *TINY, "--epochs", str(epochs), "--save-every", "0.016", "--cluster-after", "0"]
+    arguments += ["--n-components", "6"]
     process = subprocess.Popen(
         [sys.executable, "-m", "siammm", *arguments, "--output", "run"], cwd=folder, stdout=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},

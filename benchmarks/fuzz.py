@@ -3,10 +3,10 @@
     python benchmarks/fuzz.py 20000 --seed 0
 
 Each input is made from its own seed and given to a command (``tests/faults/fuzz.py``), which must end with its result,
-or with one sentence and exit code 2. Prints the failures as they are found, and how many
-inputs of each kind were tried; ``--record`` keeps that. ``--only SEED ...`` tries single ones. With ``--keep FILE`` what
-came of each input is added to a file, so that an interrupted run is not lost; ``--kept FILE ...`` tries nothing, and
-counts what is in such files.
+or with one sentence and exit code 2. Prints the failures as they are found, and how many inputs of each kind were
+tried; ``--record`` keeps that. ``--only SEED ...`` tries single ones. With ``--keep FILE`` what came of each input is
+added to a file, so that an interrupted run is not lost; ``--kept FILE ...`` tries nothing, and counts what is in such
+files.
 """
 
 from __future__ import annotations

@@ -63,6 +63,25 @@ def test_a_table_that_does_not_fit(nursery: Nursery, tmp_path: Path) -> None:
     assert not (tmp_path / "t-clusters").exists()
 
 
+def test_a_checkpoint_for_which_there_is_no_room(nursery: Nursery, tmp_path: Path) -> None:
+    """The last one stays, and the run goes on from it when there is room again."""
+    write_folder(tmp_path, example_images(24, size=(8, 8)))
+    arguments = ["train", "images", *TINY, "--output", "run", "--save-every", "0"]
+    first = nursery.start(arguments, cwd=tmp_path)
+    assert first.wait() == 0, first.err
+    last = tmp_path / "run" / "checkpoints" / "last.safetensors"
+    before = last.read_bytes()
+    more = ["train", "--resume", "run", "--epochs", "3", "--save-every", "0"]
+    full = nursery.start(more, cwd=tmp_path, largest_file=len(before) // 2)
+    assert full.wait() == 2
+    assert "cannot be written" in full.err
+    assert "Traceback" not in full.err
+    assert last.read_bytes() == before
+    rest = nursery.start(more, cwd=tmp_path)
+    assert rest.wait() == 0, rest.err
+    assert (tmp_path / "run" / files.METRICS).read_text().count("\n") == 3
+
+
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -91,9 +110,9 @@ def test_a_reader_that_is_killed(nursery: Nursery, tmp_path: Path) -> None:
 
 def test_a_reader_that_dies_in_the_last_update_of_an_epoch(nursery: Nursery, tmp_path: Path) -> None:
     """No further batch is asked for; merging and metrics are still to come, and come when the run goes on."""
-    write_folder(tmp_path, example_images(24, size=(8, 8)))
+    write_folder(tmp_path, example_images(48, size=(8, 8)))
     arguments = ["train", "images", *TINY, "--loader", "streaming", "--workers", "1", "--cluster-after", "0"]
-    arguments += ["--batch-size", "24", "--epochs", "12"]  # each update is the last
+    arguments += ["--batch-size", "48", "--hidden-dim", "1024", "--epochs", "8"]  # each update is the last
     whole = nursery.start([*arguments, "--output", "whole"], cwd=tmp_path, stdout=".out2", stderr=".err2")
     assert whole.wait() == 0, whole.err
     command = nursery.start([*arguments, "--output", "run"], cwd=tmp_path, watched=True)

@@ -441,8 +441,8 @@ class Run:
             table = pq.read_table(path)
             cluster_N = table.column("cluster").cast(pa.int64()).to_numpy()
             # The ids of a table of embeddings are the user's, and of any type.
-            of_images = self.clustering is None or self.clustering.encoder is not None
-            if of_images and (table.column("id").null_count or not pa.types.is_string(table.schema.field("id").type)):
+            of_images, id_N = self.clustering is None or self.clustering.encoder is not None, table.column("id")
+            if of_images and (id_N.null_count or not pa.types.is_string(table.schema.field("id").type)):
                 raise ValueError("its ids are not text")
             has_groups = "group" in table.column_names
             for name in ("cluster", "probability", "outlier_score", *(["group"] if has_groups else [])):
