@@ -82,6 +82,8 @@ def load(kind: type[Estimator], path: Path) -> Estimator:
         if (header["fitted"]["n_components_"], header["fitted"]["n_features_in_"]) != shape:
             raise ValueError("its header and its arrays are not of one mixture")
         mixture: Any = kind(**header["parameters"])
+        if not isinstance(mixture.device, str):
+            raise TypeError("device is no text")
         for name in _ARRAYS[header["kind"]]:
             setattr(mixture, name, arrays[name])
         for name, value in header["fitted"].items():

@@ -49,7 +49,7 @@ def check_settings(config: TrainConfig) -> None:
 
 
 def check_shared(config: Any) -> None:
-    """Refuse settings that several commands have: how images are read, and random seeds."""
+    """Refuse settings of any command that nobody can mean: how images are read, random seeds, endless numbers."""
     if isinstance(getattr(config, "reading", None), DataConfig):
         check_settings(replace(TrainConfig(), reading=config.reading))
     for name in ("random_state", "seeds"):
@@ -57,6 +57,10 @@ def check_shared(config: Any) -> None:
         for seed in value if isinstance(value, tuple) else (value,):
             if not 0 <= seed <= _LARGEST_SEED:
                 raise InputError(f"{_flag(name)} is {seed}, but it must be from 0 to {_LARGEST_SEED}.")
+    for name, value in vars(config).items():
+        for number in value if isinstance(value, tuple) else (value,):
+            if type(number) is int and name not in ("random_state", "seeds") and number > _MOST[int]:
+                raise InputError(f"{_flag(name)} is {number}, but it must be at most {_MOST[int]}.")
 
 
 def _contradictions(config: TrainConfig) -> Iterator[str]:
