@@ -56,7 +56,7 @@ def main() -> None:
     sys.stdout.write(f"{body}\n")
     if args.record:
         n = f"{args.epochs:,} epochs of one update, 12 images of 8 x 8 pixels, one process, one thread"
-        record.write("endurance", "Ten thousand short epochs", body, seeds="0", n=n, output=args.output, measured=where)
+        record.write("endurance", "Thousands of short epochs", body, seeds="0", n=n, output=args.output, measured=where)
 
 
 def watched(folder: Path, epochs: int) -> list[Look]:
