@@ -84,11 +84,15 @@ class Command:
     def stack(self) -> str:
         """Where it is just now, the innermost call first; empty if it has ended. For one that is ``watched``."""
         path = self.cwd / STACK
-        if not path.exists() or not (before := path.stat().st_size) or not self.is_running():
+        if not path.exists() or not (before := path.stat().st_size):
             return ""
-        self.signal(signal.SIGUSR1)
+        try:
+            self.signal(signal.SIGUSR1)
+        except ProcessLookupError:
+            return ""
+        asked = time.monotonic()
         while not (text := path.read_bytes()[before:]).endswith(_OUTERMOST):
-            if not self.is_running():
+            if time.monotonic() > asked + 0.05 and not self.is_running():
                 return ""
             time.sleep(0.0005)
         return text.decode()

@@ -26,11 +26,11 @@ class Commands:
         assert command.wait() == 0, command.err
         return " ".join((command.out + command.err).split())
 
-    def refused(self, *arguments: str | Path) -> str:
-        """The sentence of one that refuses before it has printed anything else."""
+    def refused(self, *arguments: str | Path, silent: bool = True) -> str:
+        """The sentence of one that refuses; if ``silent``, before it has printed anything else."""
         command = self._ended(*arguments)
         sentence = command.refusal()
-        assert not command.out
+        assert not command.out or not silent
         return sentence
 
     def _ended(self, *arguments: str | Path) -> Command:

@@ -125,7 +125,7 @@ def test_output_where_nobody_can_write(table: Path, command: Commands) -> None:
     assert "cannot be written" in command.refused("cluster", str(table), "--output", "/proc/out")
 
 
-@pytest.mark.parametrize("room", [100, 2000])
+@pytest.mark.parametrize("room", [400, 1000])
 def test_full_disk(room: int, table: Path, tmp_path: Path, nursery: Nursery) -> None:
     """The mixture does not fit, or the assignments do not: neither is left, nor the folder that was made for them."""
     before = contents(tmp_path)

@@ -127,7 +127,7 @@ def test_a_refused_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     images = runs.new_images(Path())
     arguments = ["train", images, *runs.SETTINGS, "--output", "deep/run", "--n-components", "301"]
-    assert "--n-components is 301" in command.refused(*arguments)
+    assert "--n-components is 301" in command.refused(*arguments, silent=False)
     assert not Path("deep").exists()
 
 
