@@ -7,6 +7,8 @@ limits, so a fault can be injected from outside: a signal, a closed pipe, a limi
         command = nursery.start(["cluster", "t.npy"], cwd=folder)
         command.signal(signal.SIGHUP)
         assert command.wait() == 129
+        command = nursery.start(["train", "images"], cwd=folder, watched=True)
+        assert "write_results" in command.stack()  # what it is doing just now
         rank = nursery.start_program(Path("worker.py"), ["given"], cwd=folder, environment={"RANK": "0"})
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import importlib
 import json
@@ -30,6 +33,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+STACK = ".stack"
+"""Where a command that is watched writes what it is doing."""
+_OUTERMOST = (b" in <module>\n", b"  ...\n")
 
 
 @dataclass
@@ -40,6 +46,10 @@ class Command:
     pid: int
     cwd: Path
     streams: tuple[str, str]
+    peak: int = 0
+    """The most memory that it had, in bytes; known once it has been waited for, as is the next."""
+    seconds: float = 0.0
+    """The processor time that it took."""
 
     def signal(self, number: int) -> None:
         """Send a signal."""
@@ -47,7 +57,9 @@ class Command:
 
     def wait(self, timeout: float = 240.0) -> int:
         """The exit code, as ``subprocess`` gives it; a command that takes longer is killed, with its children."""
-        return int(self.nursery.ask({"wait": self.pid, "timeout": timeout})["code"])
+        answer = self.nursery.ask({"wait": self.pid, "timeout": timeout})
+        self.peak, self.seconds = 1024 * int(answer["peak"]), float(answer["seconds"])
+        return int(answer["code"])
 
     def is_running(self) -> bool:
         """Whether it has not ended."""
@@ -60,6 +72,30 @@ class Command:
                 os.killpg(self.pid, signal.SIGKILL)
             self.signal(signal.SIGKILL)
         self.wait()
+
+    def seconds_so_far(self) -> float:
+        """The processor time that it has taken until now."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    def stack(self) -> str:
+        """Where it is just now, the innermost call first; empty if it has ended. For one that is ``watched``."""
+        path = self.cwd / STACK
+        if not path.exists() or not (before := path.stat().st_size):
+            return ""
+        try:
+            self.signal(signal.SIGUSR1)
+        except ProcessLookupError:
+            return ""
+        asked = time.monotonic()
+        while not (text := path.read_bytes()[before:]).endswith(_OUTERMOST):
+            if time.monotonic() > asked + 0.05 and not self.is_running():
+                return ""
+            time.sleep(0.0005)
+        return text.decode()
 
     def wait_for(self, text: str, timeout: float = 240.0) -> None:
         """Until the command has printed this."""
@@ -130,17 +166,23 @@ class Nursery:
         cwd: Path,
         *,
         memory: int | None = None,
+        data: int | None = None,
+        largest_file: int | None = None,
+        watched: bool = False,
         stdout: str = ".out",
         stderr: str = ".err",
         environment: dict[str, str] | None = None,
     ) -> Command:
         """A process.
 
-        ``memory`` limits its address space to what it has when it starts and so many bytes. ``stdout`` and ``stderr``
-        are files or named pipes, relative to the folder.
+        ``memory`` limits its address space to what it has when it starts and so many bytes, ``data`` only what it
+        allocates, of which it is not told. No file may grow beyond ``largest_file`` bytes, which programs meet as they
+        meet a full disk: a write that fails. One that is ``watched`` can say where it is. ``stdout`` and ``stderr`` are
+        files or named pipes, relative to the folder.
         """
         order = {
             "program": program, "arguments": arguments, "cwd": str(cwd.resolve()), "memory": memory,
+            "data": data, "largest_file": largest_file, "watched": watched,
             "stdout": stdout, "stderr": stderr, "environment": environment or {},
         }  # fmt: skip
         for name in {stdout, stderr}:  # what an earlier one has printed is not taken for what this one prints
@@ -163,13 +205,13 @@ class Nursery:
 def _serve() -> dict[str, Any]:
     """Answer orders; in a child, the order that it is to follow."""
     orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    ended: dict[int, int] = {}
+    ended: dict[int, dict[str, Any]] = {}
     for line in orders:
         order = json.loads(line)
         if "end" in order:
             break
         if "wait" in order:
-            answer = {"code": _waited(order["wait"], order["timeout"], ended)}
+            answer = _waited(order["wait"], order["timeout"], ended)
         elif "poll" in order:
             answer = {"code": _code(order["poll"], ended)}
         else:
@@ -183,24 +225,30 @@ def _serve() -> dict[str, Any]:
     os._exit(0)
 
 
-def _code(pid: int, ended: dict[int, int]) -> int | None:
+def _code(pid: int, ended: dict[int, dict[str, Any]]) -> int | None:
     """With what a child has ended; None while it runs."""
     if pid not in ended:
-        found, status = os.waitpid(pid, os.WNOHANG)
+        found, status, used = os.wait4(pid, os.WNOHANG)
         if not found:
             return None
-        ended[pid] = os.waitstatus_to_exitcode(status)
-    return ended[pid]
+        code, seconds = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+        ended[pid] = {"code": code, "peak": used.ru_maxrss, "seconds": seconds}
+    return ended[pid]["code"]
 
 
-def _waited(pid: int, timeout: float, ended: dict[int, int]) -> int:
-    until = time.monotonic() + timeout
-    while (code := _code(pid, ended)) is None:
+def _waited(pid: int, timeout: float, ended: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """The code, the most memory in kilobytes, and the processor time."""
+    until, pause = time.monotonic() + timeout, 0.001
+    while _code(pid, ended) is None:
         if time.monotonic() > until:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
-        time.sleep(0.01)
-    return code
+        time.sleep(pause)
+        pause = min(0.01, 1.2 * pause)
+    return ended[pid]
+
+
+_kept: list[Any] = []
 
 
 def _become(order: dict[str, Any]) -> None:
@@ -231,6 +279,18 @@ def _become(order: dict[str, Any]) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + order["memory"]
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if order["data"] is not None:
+        text = Path("/proc/self/status").read_text()
+        limit = 1024 * int(text.split("VmData:")[1].split()[0]) + order["data"]
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    if order["largest_file"] is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python has it
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"], order["largest_file"]))
+    if order["watched"]:
+        stack = open(STACK, "wb", buffering=0)  # noqa: SIM115 - for good
+        faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
+        stack.write(b"\n")  # from now on it can be asked
+        _kept.append(stack)
 
 
 def _run(order: dict[str, Any]) -> int:
@@ -265,7 +325,8 @@ if __name__ == "__main__":
     from siammm.cli import main
 
     # The last is what torch's optimisers import when the first one is made.
-    for name in ("siammm.commands.audit", "siammm.commands.cluster", "siammm.commands.train", "torch._dynamo"):
+    commands = ("audit", "cluster", "embed", "evaluate", "export", "report", "sort", "train")
+    for name in (*(f"siammm.commands.{command}" for command in commands), "torch._dynamo"):
         importlib.import_module(name)
     gc.freeze()  # what is imported is not looked through again in every child
     _exit(_run(_serve()))

@@ -26,6 +26,7 @@ from siammm.core.memory import is_out_of_memory
 from siammm.core.streams import unbreakable
 from siammm.core.text import one_line, printable, shown
 from siammm.settings import commands
+from siammm.settings.checks import check_shared
 from siammm.settings.fields import with_settings
 from siammm.settings.flags import arranged, has_short_help
 from siammm.settings.methods import METHODS, with_method
@@ -83,6 +84,7 @@ def _run(arguments: Sequence[str]) -> int:
         return stop.code if isinstance(stop.code, int) else 2
     name = arguments[0]
     try:
+        check_shared(config)
         getattr(importlib.import_module(f"siammm.commands.{name}"), name)(config)
     except SiamMMError as error:
         return _fail(str(error), 2)
@@ -159,7 +161,7 @@ def _starting_point(arguments: Sequence[str]) -> TrainConfig:
 
         try:
             stored = Run.unfinished(given.resume).config
-        except SiamMMError:
+        except (SiamMMError, OSError):
             pass
         else:
             return starting_point(stored)
@@ -175,7 +177,7 @@ def _with_weights(preset: TrainConfig, weights: str, *, is_given: bool) -> Train
 
     try:
         settings = settings_of(weights)
-    except SiamMMError:
+    except (SiamMMError, OSError):
         return preset
     return with_settings(preset if is_given or not settings else PRESETS[PRESET], **settings)
 

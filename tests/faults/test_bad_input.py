@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Callable
@@ -10,11 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-import siammm
-from siammm.cli import main
-from tests import commands
+from tests.faults.conftest import Commands
+from tests.nursery import Nursery
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 
@@ -61,40 +58,31 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
 }
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The sentence that the command ends with."""
-    sentence = commands.refused(arguments, capsys)
-    assert sentence.endswith(".\n")
-    return sentence
-
-
 def contents(path: Path) -> dict[str, bytes | None]:
     return {str(p.relative_to(path)): p.read_bytes() if p.is_file() else None for p in sorted(path.rglob("*"))}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bad_input(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Commands) -> None:
     write, flags, words = CASES[case]
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "t.npy")
     before = contents(tmp_path)
-    assert words in refused(["cluster", "t.npy", *flags], capsys)
+    assert words in command.refused("cluster", "t.npy", *flags)
     assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t", "t.pt", "t.npy.gz"])
-def test_wrong_suffix(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_suffix(name: str, tmp_path: Path, command: Commands) -> None:
     (tmp_path / name).write_bytes(b"whatever")
     output = tmp_path / "out"
-    assert "embeddings are read from" in refused(["cluster", str(tmp_path / name), "--output", str(output)], capsys)
+    assert "embeddings are read from" in command.refused("cluster", str(tmp_path / name), "--output", str(output))
     assert not output.exists()
 
 
-def test_all_rows_equal_is_not_bad(tmp_path: Path) -> None:
+def test_all_rows_equal_is_not_bad(tmp_path: Path, command: Commands) -> None:
     np.save(tmp_path / "t.npy", np.ones((30, 4), np.float32))
-    assert main(["cluster", str(tmp_path / "t.npy"), "--output", str(tmp_path / "out")]) == 0
+    command.done("cluster", str(tmp_path / "t.npy"), "--output", str(tmp_path / "out"))
 
 
 @pytest.fixture
@@ -103,67 +91,49 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "t.npy"
 
 
-def test_output_exists(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_exists(table: Path, tmp_path: Path, command: Commands) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
     before = contents(tmp_path)
     arguments = ["cluster", str(table), "--output", str(tmp_path / "out")]
-    assert "not empty" in refused(arguments, capsys)
-    assert "'notes.txt'" in refused([*arguments, "--overwrite"], capsys)
+    assert "not empty" in command.refused(*arguments)
+    assert "'notes.txt'" in command.refused(*arguments, "--overwrite")
     assert contents(tmp_path) == before
 
 
-def test_output_would_replace_the_input(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "'t.npy'" in refused(["cluster", str(table), "--output", str(tmp_path), "--overwrite"], capsys)
+def test_output_would_replace_the_input(table: Path, tmp_path: Path, command: Commands) -> None:
+    assert "'t.npy'" in command.refused("cluster", str(table), "--output", str(tmp_path), "--overwrite")
     assert table.exists()
 
 
-def test_output_is_a_file(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is a file" in refused(["cluster", str(table), "--output", str(table)], capsys)
-    assert "cannot be written" in refused(["cluster", str(table), "--output", str(table / "out")], capsys)
+def test_output_is_a_file(table: Path, tmp_path: Path, command: Commands) -> None:
+    assert "is a file" in command.refused("cluster", str(table), "--output", str(table))
+    assert "cannot be written" in command.refused("cluster", str(table), "--output", str(table / "out"))
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_read_only_output(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_only_output(table: Path, tmp_path: Path, command: Commands) -> None:
     locked = tmp_path / "locked"
     locked.mkdir()
     locked.chmod(0o500)
-    assert "cannot be written" in refused(["cluster", str(table), "--output", str(locked / "out")], capsys)
+    assert "cannot be written" in command.refused("cluster", str(table), "--output", str(locked / "out"))
     assert list(locked.iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
-def test_output_where_nobody_can_write(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cannot be written" in refused(["cluster", str(table), "--output", "/proc/out"], capsys)
+def test_output_where_nobody_can_write(table: Path, command: Commands) -> None:
+    assert "cannot be written" in command.refused("cluster", str(table), "--output", "/proc/out")
 
 
-@pytest.mark.parametrize("where", ["fsync", "save"])
-def test_full_disk(
-    where: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    if where == "fsync":
-        monkeypatch.setattr(os, "fsync", full)
-    else:
-        monkeypatch.setattr(siammm.VonMisesFisherMixture, "save", full)
+@pytest.mark.parametrize("room", [400, 1000])
+def test_full_disk(room: int, table: Path, tmp_path: Path, nursery: Nursery) -> None:
+    """The mixture does not fit, or the assignments do not: neither is left, nor the folder that was made for them."""
     before = contents(tmp_path)
-    assert "No space left" in refused(["cluster", str(table), "--output", str(tmp_path / "a" / "out")], capsys)
+    arguments = ["cluster", "t.npy", "--output", "a/out"]
+    sentence = nursery.start(arguments, cwd=tmp_path, largest_file=room).refusal()
+    assert "cannot be written (" in sentence
+    assert "choose another --output or make room." in sentence
+    for name in (".out", ".err"):
+        (tmp_path / name).unlink()
     assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
-def test_out_of_memory(
-    error: type[Exception],
-    table: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def too_large(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(siammm.VonMisesFisherMixture, "fit", too_large)
-    assert "not have enough memory" in refused(["cluster", str(table), "--output", str(tmp_path / "out")], capsys)
-    assert not (tmp_path / "out").exists()
+    assert nursery.start(arguments, cwd=tmp_path).wait() == 0

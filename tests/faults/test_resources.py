@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from siammm.runs import files
 from tests.commands import TINY, refused
 from tests.data.image_sets import example_images, write_folder
+from tests.faults.killing import contents, differences
 from tests.nursery import Nursery
 
 
@@ -60,6 +62,25 @@ def test_a_table_that_does_not_fit(nursery: Nursery, tmp_path: Path) -> None:
     assert not (tmp_path / "t-clusters").exists()
 
 
+def test_a_checkpoint_for_which_there_is_no_room(nursery: Nursery, tmp_path: Path) -> None:
+    """The last one stays, and the run goes on from it when there is room again."""
+    write_folder(tmp_path, example_images(24, size=(8, 8)))
+    arguments = ["train", "images", *TINY, "--output", "run", "--save-every", "0"]
+    first = nursery.start(arguments, cwd=tmp_path)
+    assert first.wait() == 0, first.err
+    last = tmp_path / "run" / "checkpoints" / "last.safetensors"
+    before = last.read_bytes()
+    more = ["train", "--resume", "run", "--epochs", "3", "--save-every", "0"]
+    full = nursery.start(more, cwd=tmp_path, largest_file=len(before) // 2)
+    assert full.wait() == 2
+    assert "cannot be written" in full.err
+    assert "Traceback" not in full.err
+    assert last.read_bytes() == before
+    rest = nursery.start(more, cwd=tmp_path)
+    assert rest.wait() == 0, rest.err
+    assert (tmp_path / "run" / files.METRICS).read_text().count("\n") == 3
+
+
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -84,3 +105,33 @@ def test_a_reader_that_is_killed(nursery: Nursery, tmp_path: Path) -> None:
     rest = nursery.start(["train", "--resume", "run"], cwd=tmp_path)
     assert rest.wait() == 0, rest.err
     assert metrics.read_text().count("\n") == 15
+
+
+def test_a_reader_that_dies_at_the_end_of_an_epoch(nursery: Nursery, tmp_path: Path) -> None:
+    """What is noticed when the next batch is asked for costs nothing: the run goes on, and ends with the same bits."""
+    write_folder(tmp_path, example_images(24, size=(8, 8)))
+    arguments = ["train", "images", *TINY, "--loader", "streaming", "--workers", "1", "--cluster-after", "0"]
+    arguments += ["--batch-size", "24", "--epochs", "8"]  # each update is the last of its epoch
+    whole = nursery.start([*arguments, "--output", "whole"], cwd=tmp_path)
+    assert whole.wait() == 0, whole.err
+    command = nursery.start([*arguments, "--output", "run"], cwd=tmp_path)
+    while not (tmp_path / "run" / files.METRICS).exists():  # which is written after the updates of an epoch
+        assert command.is_running(), command.err
+    (reader,) = children(command.pid)
+    os.kill(reader, signal.SIGKILL)
+    assert command.wait() == 2, command.err
+    assert "A process that reads images was killed" in command.err
+    assert "continue with: siammm train --resume run." in " ".join(command.err.split())
+    rest = nursery.start(["train", "--resume", "run"], cwd=tmp_path)
+    assert rest.wait() == 0, rest.err
+    assert not differences(contents(tmp_path / "whole"), contents(tmp_path / "run"))
+
+
+def test_a_program_still_hears_of_its_own_children(nursery: Nursery, tmp_path: Path) -> None:
+    """torch and siammm listen for workers that die by the same signal."""
+    write_folder(tmp_path, example_images(24, size=(8, 8)))
+    program = nursery.start_program(Path(__file__).with_name("own_children.py"), ["images"], cwd=tmp_path)
+    assert program.wait() == 0, program.err
+    found = json.loads(program.out)
+    assert "A process that reads images was killed" in found.pop("said")
+    assert found == {"own": True, "worker": True, "afterwards": True}

@@ -14,55 +14,51 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from siammm.cli import main
 from siammm.runs.run import Run
-from tests.commands import refused
 from tests.distributed.launch import LOOPBACK
 from tests.faults import runs
+from tests.faults.conftest import Commands
 from tests.nursery import Nursery
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_a_damaged_checkpoint_is_named(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_named(stopped: Path, command: Commands) -> None:
     last, previous = (stopped / "checkpoints" / f"{name}.safetensors" for name in ("last", "previous"))
     previous.write_bytes(last.read_bytes())
     last.write_bytes(last.read_bytes()[:1000])
-    assert main(["train", "images", "--resume", "run", *runs.little_more(stopped)]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = command.done("train", "images", "--resume", "run", *runs.little_more(stopped))
     assert "run/checkpoints/last.safetensors is not a checkpoint of siammm, or it is damaged. It is skipped" in printed
     assert "the run goes on from previous.safetensors, after" in printed
 
 
-def test_a_checkpoint_of_a_newer_version_is_refused(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_of_a_newer_version_is_refused(stopped: Path, command: Commands) -> None:
     last = stopped / "checkpoints" / "last.safetensors"
     last.with_name("previous.safetensors").write_bytes(last.read_bytes())
     with safe_open(last, "pt") as stored:
         header = stored.metadata()
     save_file(load_file(last), last, metadata=header | {"format": "2"})
-    assert "resume with the version that wrote it" in refused(["train", "images", "--resume", "run"], capsys)
+    assert "resume with the version that wrote it" in command.refused("train", "images", "--resume", "run")
 
 
-def test_a_kill_while_results_are_written_does_not_block_the_folder(
-    finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_kill_while_results_are_written_does_not_block_the_folder(finished: Path, command: Commands) -> None:
     """What such a kill leaves: some files, half of another under its hidden name, and no encoder yet."""
     (finished / "encoder.safetensors").rename(finished / ".encoder.safetensors.0a1b2c3d.partial")
-    assert "has not finished; continue with" in refused(["report", "run"], capsys)
+    assert "has not finished; continue with" in command.refused("report", "run")
     images = json.loads((finished / "config.json").read_text())["data_path"]
     flags = ["train", images, *runs.SETTINGS, "--output", "run"]
     (finished / ".notes.0a1b2c3d.partial").write_text("somebody's")
-    assert "'.notes.0a1b2c3d.partial', which is no part" in refused([*flags, "--overwrite"], capsys)
+    assert "'.notes.0a1b2c3d.partial', which is no part" in command.refused(*flags, "--overwrite")
     (finished / ".notes.0a1b2c3d.partial").unlink()
-    assert main(["train", "--resume", "run"]) == 0
+    command.done("train", "--resume", "run")
     assert Run.open("run").n_clusters
     (finished / ".mixture.safetensors.0a1b2c3d.partial").write_text("half of it")
-    assert main([*flags, "--overwrite"]) == 0
+    command.done(*flags, "--overwrite")
     assert not list(Path("run").glob(".*"))
 
 
 def test_the_same_command_starts_resumes_and_ends(
-    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Commands
 ) -> None:
     monkeypatch.chdir(tmp_path)
     images, path = runs.new_images(Path()), Path("run")
@@ -70,19 +66,18 @@ def test_the_same_command_starts_resumes_and_ends(
     with runs.living(nursery, *flags, *runs.LONG, until=path / "metrics.jsonl") as process:
         process.signal(signal.SIGKILL)
     done = len(runs.metrics(path))
-    assert main([*flags, "--epochs", str(done + 2)]) == 0
+    command.done(*flags, "--epochs", str(done + 2))
     assert [row["epoch"] for row in runs.metrics(path)] == list(range(1, done + 3))
     contents = {entry: entry.read_bytes() for entry in path.rglob("*") if entry.is_file()}
-    capsys.readouterr()
-    assert main([*flags, "--epochs", str(done + 2)]) == 0
-    assert capsys.readouterr().out == "The run is finished; there is nothing left to do.\n"
+    said = command.done(*flags, "--epochs", str(done + 2))
+    assert said == "The run is finished; there is nothing left to do."
     assert {entry: entry.read_bytes() for entry in path.rglob("*") if entry.is_file()} == contents
-    error = refused([*flags, "--epochs", str(done + 3), "--n-components", "9"], capsys)
+    error = command.refused(*flags, "--epochs", str(done + 3), "--n-components", "9")
     assert "--n-components cannot be changed by --resume (10 in the run, 9 given)" in error
-    assert "contradict" in refused([*flags, "--overwrite"], capsys)
+    assert "contradict" in command.refused(*flags, "--overwrite")
 
 
-def test_a_longer_run_that_was_killed_is_not_taken_for_finished(finished: Path) -> None:
+def test_a_longer_run_that_was_killed_is_not_taken_for_finished(finished: Path, command: Commands) -> None:
     """Its settings have the new number of epochs, and its results are still those of the old one."""
     config = json.loads((finished / "config.json").read_text())
     config["settings"]["optimisation"]["epochs"] += 2
@@ -91,32 +86,31 @@ def test_a_longer_run_that_was_killed_is_not_taken_for_finished(finished: Path) 
     (finished / "config.json").write_text(json.dumps(config))
     epochs = config["settings"]["optimisation"]["epochs"]
     flags = ["train", config["data_path"], *runs.SETTINGS, "--output", "run", "--resume-if-exists"]
-    assert main([*flags, "--epochs", str(epochs)]) == 0
+    command.done(*flags, "--epochs", str(epochs))
     assert [row["epoch"] for row in runs.metrics(finished)] == list(range(1, epochs + 1))
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_anew(stopped: Path) -> None:
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(stopped: Path, command: Commands) -> None:
     (stopped / "checkpoints" / "last.safetensors").unlink()
     flags = ["train", "images", *runs.SETTINGS, "--output", "run", "--resume-if-exists"]
-    assert main(flags) == 0
+    command.done(*flags)
     assert [row["epoch"] for row in runs.metrics(stopped)] == [1, 2]
 
 
-def test_a_folder_of_something_else_is_not_taken_for_a_run(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_something_else_is_not_taken_for_a_run(stopped: Path, command: Commands) -> None:
     flags = ["train", "images", *runs.SETTINGS, "--resume-if-exists"]
-    assert "is not empty" in refused([*flags, "--output", "images"], capsys)
+    assert "is not empty" in command.refused(*flags, "--output", "images")
     (stopped / "checkpoints" / "last.safetensors").unlink()
     (stopped / "notes.txt").write_text("mine")
-    assert "'notes.txt'" in refused([*flags, "--output", "run"], capsys)
+    assert "'notes.txt'" in command.refused(*flags, "--output", "run")
 
 
-def test_a_run_of_two_processes_that_goes_on_in_one_says_so(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_two_processes_that_goes_on_in_one_says_so(stopped: Path, command: Commands) -> None:
     from siammm.learn import checkpoint
 
     tensors, facts, path, _ = checkpoint.load(stopped / "checkpoints")
     checkpoint.save(path.parent, tensors, facts | {"world_size": 2})
-    assert main(["train", "images", "--resume", "run", *runs.little_more(stopped)]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = command.done("train", "images", "--resume", "run", *runs.little_more(stopped))
     assert "written by a run of 2 processes, and 1 go on with it" in printed
     assert "not bit for bit" in printed
 

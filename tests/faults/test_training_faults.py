@@ -406,7 +406,8 @@ def test_a_run_that_falls_back_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 def test_a_run_killed_between_two_moves_has_the_checkpoint_before(two_checkpoints: Path, tmp_path: Path) -> None:
     (tmp_path / PREVIOUS).write_bytes((two_checkpoints / LAST).read_bytes())
-    (tmp_path / f".{LAST}.123.partial").write_bytes(b"half of it")
+    (tmp_path / f".{LAST}.0a1b2c3d.partial").write_bytes(b"half of it")
+    (tmp_path / ".tmpAb3dEf").write_bytes(b"as safetensors leaves it")
     tensors, facts, path, _ = checkpoint.load(tmp_path)
     assert path.name == PREVIOUS
     checkpoint.save(tmp_path, tensors, facts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,12 +16,12 @@ from typing import Any
 import pytest
 
 import siammm
-from siammm.cli import main
 from siammm.core.errors import InputError
+from siammm.core.locks import SILENT_SECONDS
 from siammm.runs.run import Run
 from siammm.runs.writer import run_lock
-from tests.commands import refused
 from tests.faults import runs
+from tests.faults.conftest import Commands
 from tests.nursery import Nursery
 
 pytestmark = [
@@ -38,14 +39,14 @@ def owner(**changes: Any) -> str:
 
 
 def test_a_second_writer_is_refused_while_the_first_lives(
-    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Commands
 ) -> None:
     monkeypatch.chdir(tmp_path)
     images, path = runs.new_images(Path()), Path("run")
     flags = ["train", str(images), *runs.SETTINGS, *runs.LONG, "--output", "run"]
     with runs.living(nursery, *flags, until=path / "metrics.jsonl") as process:
         for arguments in ([*flags, "--overwrite"], flags, ["train", "--resume", "run"], [*flags, "--resume-if-exists"]):
-            error = refused(arguments, capsys)
+            error = command.refused(*arguments)
             assert f"is being written by process {process.pid} of this machine" in error
         before = len(runs.metrics(path))
         deadline = time.monotonic() + 30
@@ -55,7 +56,7 @@ def test_a_second_writer_is_refused_while_the_first_lives(
     rows = runs.metrics(path)
     assert [row["epoch"] for row in rows] == list(range(1, len(rows) + 1))
     assert (path / ".lock").exists()  # nobody could remove it, and nobody has to
-    assert main(["train", str(images), *runs.SETTINGS, "--output", "run", "--overwrite"]) == 0
+    command.done("train", str(images), *runs.SETTINGS, "--output", "run", "--overwrite")
     assert [row["epoch"] for row in runs.metrics(path)] == [1, 2]
     assert not (path / ".lock").exists()
 
@@ -86,28 +87,26 @@ def test_a_lock_that_is_left_behind_does_not_matter(name: str, tmp_path: Path) -
     assert not (tmp_path / ".lock").exists()
 
 
-def test_a_run_with_a_lock_that_is_left_behind_goes_on(stopped: Path) -> None:
+def test_a_run_with_a_lock_that_is_left_behind_goes_on(stopped: Path, command: Commands) -> None:
     leave_lock(stopped, "a process that has ended")
-    assert main(["train", "images", "--resume", "run", *runs.little_more(stopped)]) == 0
+    command.done("train", "images", "--resume", "run", *runs.little_more(stopped))
     assert not (stopped / ".lock").exists()
 
 
-def test_a_lock_of_another_machine_is_believed_and_the_way_out_is_said(
-    stopped: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lock_of_another_machine_is_believed_and_the_way_out_is_said(stopped: Path, command: Commands) -> None:
     (stopped / ".lock").write_text(owner(host="elsewhere", place="elsewhere", pid=77))
     for arguments in (["train", "--resume", "run"], ["train", "images", *runs.SETTINGS, "--output", "run"]):
-        error = refused(arguments, capsys)
+        error = command.refused(*arguments)
         assert "is being written by process 77 on elsewhere, last seen" in error
         assert "if you remove run/.lock" in error
     (stopped / ".lock").unlink()
-    assert main(["train", "images", "--resume", "run", *runs.little_more(stopped)]) == 0
+    command.done("train", "images", "--resume", "run", *runs.little_more(stopped))
 
 
-def test_reading_needs_no_lock(finished: Path) -> None:
+def test_reading_needs_no_lock(finished: Path, command: Commands) -> None:
     (finished / ".lock").write_text(owner())
     assert Run.open(finished).n_clusters > 0
-    assert main(["report", str(finished), "--max-thumbnails", "0"]) == 0
+    command.done("report", str(finished), "--max-thumbnails", "0")
     with pytest.raises(InputError, match="is being written by process"):
         siammm.SiamMM.load(finished, device="cpu").save(finished)
 
@@ -124,16 +123,35 @@ def test_a_process_whose_lock_was_taken_stops_writing(
     assert "Process 77 on" in runs.one_sentence(process.err)
 
 
-def test_a_refused_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Commands) -> None:
     monkeypatch.chdir(tmp_path)
     images = runs.new_images(Path())
-    assert main(["train", str(images), *runs.SETTINGS, "--output", "deep/run", "--n-components", "301"]) == 2
+    arguments = ["train", images, *runs.SETTINGS, "--output", "deep/run", "--n-components", "301"]
+    assert "--n-components is 301" in command.refused(*arguments, silent=False)
     assert not Path("deep").exists()
+
+
+def test_a_run_that_appears_while_the_lock_is_waited_for(nursery: Nursery, stopped: Path) -> None:
+    """The folder was empty at the first look; under the lock it is looked at again, and nothing is replaced."""
+    stopped.rename("other")
+    Path("run").mkdir()
+    lock = Path("run/.lock")
+    lock.write_text(owner(host="elsewhere", place="elsewhere", pid=77))
+    nearly_silent = time.time() - SILENT_SECONDS + 6
+    os.utime(lock, (nearly_silent, nearly_silent))
+    arguments = ["train", "images", *runs.SETTINGS, "--output", "run", "--resume-if-exists"]
+    waiting = nursery.start(arguments, cwd=Path.cwd(), watched=True)
+    while "in _take" not in waiting.stack():  # it waits for the lock
+        assert waiting.is_running(), waiting.err
+        assert time.time() < nearly_silent + SILENT_SECONDS, "too slow to see it"
+    shutil.copytree("other", "run", dirs_exist_ok=True)
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file() and path != lock}
+    assert "run was written by another process meanwhile; start the same command again." in waiting.refusal()
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
 
 
 _RACE = """
 import json, os, random, sys, time
-from siammm.cli import main
 import siammm.commands.train
 
 generator, path, arguments = random.Random(0), sys.argv[2], sys.argv[3:]

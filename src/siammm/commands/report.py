@@ -39,8 +39,7 @@ def report(config: ReportConfig) -> None:
     projection.check_map(config.map)
     output = config.output or Path(f"{config.run.expanduser().resolve().name}-report.html")
     output = output.expanduser()
-    beside = output.with_name(f"{output.stem}_files")
-    _check_output(output, beside, overwrite=config.overwrite)
+    beside = _check_output(output, overwrite=config.overwrite)
     console = Console(highlight=False)
     with one_process("report", config.device) as device, Bar() as bar:
         run = Run.open(config.run, device=device, progress=bar.show)
@@ -61,12 +60,15 @@ def report(config: ReportConfig) -> None:
     next_steps(console, ("explore", config.run, *data), *sort)
 
 
-def _check_output(output: Path, beside: Path, *, overwrite: bool) -> None:
+def _check_output(output: Path, *, overwrite: bool) -> Path:
+    """Refuse a page that could not be written; the folder beside it, for what does not fit into it."""
     check_new_file(output, overwrite=overwrite)
     if output.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"The output {output} is a page, so its name ends in .html; choose another --output.")
+    beside = output.with_name(f"{output.stem}_files")
     if beside.exists():
         check_new_folder(beside, overwrite=overwrite, ours=_sheets_in(beside))
+    return beside
 
 
 def _sheets_in(folder: Path) -> frozenset[str]:

@@ -18,6 +18,8 @@ except ImportError:  # Windows
     fcntl = None
 
 _LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)
+# safetensors writes under a name of its own first, and leaves it where its process is killed.
+_OF_SAFETENSORS = re.compile(r"\.tmp[0-9A-Za-z]{6}")
 
 
 @contextlib.contextmanager
@@ -50,7 +52,7 @@ def scratch_beside(path: Path) -> Path:
 def is_leftover(name: str, of: Collection[str]) -> bool:
     """Whether a process that was killed while it wrote one of these files left this behind."""
     found = _LEFTOVER.fullmatch(name)
-    return found is not None and found[1] in of
+    return _OF_SAFETENSORS.fullmatch(name) is not None or (found is not None and found[1] in of)
 
 
 def write_text(path: Path, text: str) -> None:

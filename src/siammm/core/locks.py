@@ -137,7 +137,7 @@ class FolderLock:
     def _take(self) -> None:
         seen: float | None = None
         while True:
-            with _alone_in(self.folder):
+            with alone_in(self.folder):
                 owner = self._holder()
                 if owner is None:
                     self.path.unlink(missing_ok=True)  # of a process that has gone
@@ -205,18 +205,20 @@ class FolderLock:
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """No two processes look for an owner and take its place at the same time, where the file system can do that."""
+def alone_in(folder: Path) -> Iterator[None]:
+    """No two processes are in such a block for one folder at the same time, where the file system can do that.
+
+    For moments: looking for an owner and taking its place.
+    """
     if fcntl is None:
         yield
         return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a folder that cannot be read, or a file system without locks
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _started(pid: int) -> int | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from siammm.core.device import choose_device
 from siammm.core.errors import InputError
@@ -18,6 +21,7 @@ from siammm.core.errors import InputError
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 GRACE_SECONDS = 0.1
+_PAUSE_SECONDS = 0.02
 
 _made_here = False
 
@@ -72,9 +76,44 @@ def setup(device: str = "auto", *, timeout: timedelta = DEFAULT_TIMEOUT) -> Cont
                 f"WORLD_SIZE is {world}, but without {' and '.join(missing)}; start the processes with torchrun."
             )
         on_gpu = chosen.type == "cuda"
-        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timeout, device_id=chosen if on_gpu else None)
+        store, _, _ = next(rendezvous("env://", number, world, timeout=timeout))
+        word = _word_of_this_start(store, number, world, timeout)
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=dist.PrefixStore(word, store),  # pyright: ignore[reportPrivateImportUsage] - torch's pages name it
+            rank=number,
+            world_size=world,
+            timeout=timeout,
+            device_id=chosen if on_gpu else None,
+        )
         _made_here = True
     return Context(number, world, local, chosen)
+
+
+def _word_of_this_start(store: Any, rank: int, world: int, timeout: timedelta) -> str:
+    """A word that all ranks of this start share, and those of no earlier one.
+
+    ``torchrun --max-restarts`` keeps its store: without a word of its own, a start would find the addresses of the
+    processes of the one before, wait for them in vain, and fail. How often it has started is no such word, because the
+    machines of a run may count differently. So rank 0 makes one up, and answers a question of each other rank with it.
+    """
+    if rank > 0:
+        question = secrets.token_hex(8)
+        store.set(f"siammm/asked/{rank}", question)
+        word = store.get(f"siammm/answer/{question}").decode()
+        store.set(f"{word}/heard/{rank}", "")
+        return word
+    word, waits_for = f"siammm/{secrets.token_hex(8)}", set(range(1, world))
+    until = time.monotonic() + timeout.total_seconds()
+    while waits_for:
+        # A question that is there may be of the start before; it is answered too, and the next one as well.
+        for other in [other for other in sorted(waits_for) if store.check([f"siammm/asked/{other}"])]:
+            store.set(f"siammm/answer/{store.get(f'siammm/asked/{other}').decode()}", word)
+        waits_for = {other for other in waits_for if not store.check([f"{word}/heard/{other}"])}
+        if time.monotonic() > until:
+            raise InputError(f"{len(waits_for)} of {world} processes were not heard of; check that all were started.")
+        time.sleep(_PAUSE_SECONDS)
+    return word
 
 
 def cleanup() -> None:

@@ -6,6 +6,7 @@ What is compressed is unpacked within a budget: a file of megabytes can claim to
 from __future__ import annotations
 
 import math
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,9 +34,10 @@ _ROWS, _ROWS_OF_TEXT, _ROWS_OF_FILES = 65_536, 1024, 64
 def npy_header(file: IO[bytes], name: str) -> Header:
     """Shape and type of a stored array, from its first bytes."""
     try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
+        with _silent():
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
     except Exception as error:
         # NumPy reads the header as Python: a damaged one can raise nearly anything, down to a TokenError.
         raise StoredFileError(f"{name} is not a NumPy array, or its start is damaged; write it again.") from error
@@ -47,7 +49,8 @@ def npy_header(file: IO[bytes], name: str) -> Header:
 def map_npy(path: Path) -> np.ndarray:
     """The array of a ``.npy`` file, memory-mapped; check its header first."""
     try:
-        return np.lib.format.open_memmap(path, mode="r")
+        with _silent():
+            return np.lib.format.open_memmap(path, mode="r")
     except (ValueError, OverflowError) as error:
         raise StoredFileError(f"{shown(path)} is shorter than its header says; write it again.") from error
 
@@ -116,7 +119,7 @@ def load_npz(path: Path, *keys: str | None) -> list[np.ndarray | None]:
             )
         check_fits(unpacked, f"The arrays of {shown(path)}", "save them as .npy, which is memory-mapped")
         opened.seek(0)
-        with np.load(opened, allow_pickle=False) as arrays:
+        with _silent(), np.load(opened, allow_pickle=False) as arrays:
             return [None if key is None else arrays[key] for key in keys]
 
 
@@ -125,6 +128,14 @@ def check_fits(size: int, what: str, remedy: str) -> None:
     free = free_memory()
     if size > free:
         raise InputError(f"{what} need {size / 2**30:.1f} GiB of memory, but {free / 2**30:.1f} are free; {remedy}.")
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without NumPy's warning of headers that Python 2 may have written: they are read, or refused."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
 
 
 @contextmanager
@@ -191,6 +202,8 @@ def parquet_columns(file: Any, columns: Sequence[str], path: Path, *, groups: Se
     return pa.Table.from_batches(parts) if parts else file.schema_arrow.empty_table().select(list(columns))
 
 
-def decoded_text(values: np.ndarray) -> np.ndarray:
-    """Bytes as text; anything else as it is."""
-    return np.char.decode(values, "utf-8", "backslashreplace") if values.dtype.kind == "S" else values
+def in_plain_form(values: np.ndarray) -> np.ndarray:
+    """Bytes as text, and anything else in the order of bytes of this machine, which Arrow needs."""
+    if values.dtype.kind == "S":
+        return np.char.decode(values, "utf-8", "backslashreplace")
+    return values.astype(values.dtype.newbyteorder("="), copy=False)

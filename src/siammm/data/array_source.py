@@ -12,7 +12,7 @@ from siammm.core.errors import InputError, StoredFileError
 from siammm.core.reading import open_regular
 from siammm.core.text import listed, one_line, shape_text, shown
 from siammm.data import labels as labelling
-from siammm.data.array_files import Headers, choose_array, decoded_text, load_npz, map_npy, npy_header, npz_headers
+from siammm.data.array_files import Headers, choose_array, in_plain_form, load_npz, map_npy, npy_header, npz_headers
 from siammm.data.labels import LABEL_KEYS, NAME_KEYS
 from siammm.data.source import Source, container_files
 
@@ -122,7 +122,7 @@ def open_npz(path: Path, *, name: str, image_key: str | None = None, label_key: 
     assert images is not None
     source = ArraySource(images, name=name)
     if values is not None:
-        known = None if names is None else [str(value) for value in decoded_text(names)]
+        known = None if names is None else [str(value) for value in in_plain_form(names)]
         source.labels, source.label_names = labelling.from_values(values, known)
     source._file = (path.absolute(), key)
     return source

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import io
 import json
+import logging
 import os
 import re
 import sys
@@ -48,6 +49,9 @@ SUFFIXES = frozenset(
     | {".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2", ".j2k"}
 )
 """How the names of image files end, in lower case."""
+
+# Of a damaged image Pillow also logs what it then raises; without a handler that goes to standard error.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 _ORIENTATION_TAG = 0x0112
 _TURN = {

@@ -18,7 +18,7 @@ from siammm.core.errors import InputError, StoredFileError
 from siammm.core.reading import open_regular
 from siammm.core.text import listed, one_line, shape_text, shown
 from siammm.data import tar_source
-from siammm.data.array_files import Headers, choose_array, decoded_text, load_npz, map_npy, npy_header, npz_headers
+from siammm.data.array_files import Headers, choose_array, in_plain_form, load_npz, map_npy, npy_header, npz_headers
 from siammm.data.embedding_table import (
     EMBEDDING_KEYS,
     EVERYTHING,
@@ -113,7 +113,7 @@ def _read_npz(
             None if part is None else part[rows.start : rows.stop].copy() for part in parts
         )
         assert embeddings is not None
-    ids, labels, *others = (None if values is None else decoded_text(values) for values in (ids, labels, *others))
+    ids, labels, *others = (None if values is None else in_plain_form(values) for values in (ids, labels, *others))
     return EmbeddingTable(
         embeddings=as_float(embeddings), ids=ids, labels=labels, source=path, columns=_table(paths, others),
         rows=rows, n_total=n_total,

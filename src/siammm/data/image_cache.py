@@ -4,8 +4,10 @@ Decoding a photograph takes many times as long as decoding what training needs o
 a copy whose shorter side is 1.5 times that of a view; every later read uses the copy. Images that are already small are
 read from the source.
 
-The folder has one subfolder per set of images (by fingerprint) and size, so that sets, and runs with other views, can
-share it. A copy is written under a temporary name and renamed, so that it is whole or absent.
+The folder has one subfolder per set of images and size, so that sets, and runs with other views, can share it. A set
+is known by the names, sizes and times of all its files (``inventory.stamp``): where one has changed, all copies are
+made anew, and the old ones can be removed. A copy is written under a temporary name and renamed, so that it is whole or
+absent.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from siammm.core.errors import InputError
 from siammm.core.files import unwritable, written_whole
 from siammm.data import decode
 from siammm.data.decode import BadImage
+from siammm.data.inventory import stamp
 from siammm.data.source import DerivedSource, EncodedSource, Source
 
 # The shorter side of a copy, in sides of a view: a crop of a tenth of the image still has half of a view's pixels.
@@ -38,7 +41,7 @@ class CachedSource(DerivedSource):
         super().__init__(source)
         self.side = math.ceil(_SIDES * view_size)
         self.kind = source.kind  # pyright: ignore[reportAttributeAccessIssue] - of the class elsewhere
-        self.folder = folder / f"{source.fingerprint()[:16]}-{self.side}"
+        self.folder = folder / f"{stamp(source)[:16]}-{self.side}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

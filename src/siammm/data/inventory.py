@@ -24,7 +24,7 @@ from siammm.core.files import written_whole
 from siammm.core.text import one_line, printable
 from siammm.data import decode
 from siammm.data.decode import BadImage
-from siammm.data.source import Source, content_digest
+from siammm.data.source import DerivedSource, Source, content_digest
 
 _COLUMNS = ("size", "modified", "digest")
 # Files with many images are read whole up to this many bytes together, and in so many blocks each beyond that.
@@ -73,13 +73,7 @@ class Inventory:
         if files is None:
             return None
         names, paths = _named(files)
-        size_N, modified_N = (np.zeros(len(names), dtype=np.int64) for _ in range(2))
-        for i, path in enumerate(paths):
-            try:
-                status = os.stat(path)
-                size_N[i], modified_N[i] = status.st_size, status.st_mtime_ns
-            except OSError:  # a link to nothing; whether it can be read is judged elsewhere
-                size_N[i] = -1
+        size_N, modified_N = _looked_at(paths)
         found = cls(names, size_N, modified_N, np.zeros(len(names), dtype=np.uint64))
         if source.has_own_files:
             source.digest_N = found.digest_N
@@ -136,6 +130,33 @@ class Inventory:
                 f"{path} cannot be read ({one_line(error)}); remove it to compare the images less closely."
             ) from error
         return cls(names, size_N, modified_N, digest_N)
+
+
+def stamp(source: Source) -> str:
+    """A sha256 that also changes with the size or the time of any file of a source, where it has files.
+
+    The fingerprint alone covers the contents of 256 images, and is the same for copies with other times.
+    """
+    digest = hashlib.sha256(source.fingerprint().encode())
+    while isinstance(source, DerivedSource):
+        source = source.source
+    names, paths = _named(source.stored_in() or ())
+    digest.update("\0".join(names).encode("utf-8", "backslashreplace"))
+    for values in _looked_at(paths):
+        digest.update(values.tobytes())
+    return digest.hexdigest()
+
+
+def _looked_at(paths: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The sizes of files and the times of their last change; a size of -1 where there is none."""
+    size_N, modified_N = (np.zeros(len(paths), dtype=np.int64) for _ in range(2))
+    for i, path in enumerate(paths):
+        try:
+            status = os.stat(path)
+            size_N[i], modified_N[i] = status.st_size, status.st_mtime_ns
+        except OSError:  # a link to nothing; whether it can be read is judged elsewhere
+            size_N[i] = -1
+    return size_N, modified_N
 
 
 def _named(files: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:

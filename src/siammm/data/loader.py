@@ -19,7 +19,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -41,6 +41,7 @@ from siammm.data.view_settings import ViewSettings
 
 LoaderKind = Literal["auto", "resident", "streaming"]
 Progress = Callable[[int, int], None]
+_Handler = Callable[[int, FrameType | None], Any]
 
 # Which images stay on the device by default is a matter of its memory, not of their sides: 9,469 images of 128 pixels
 # (465 MB) trained at 17,000 images/s from an H200's memory, and at 3,700 to 4,900 by way of worker processes. Views are
@@ -402,12 +403,13 @@ class _Deaths:
     """Worker processes that die, noticed while a batch is waited for.
 
     torch raises an error wherever the main thread is when a worker dies, also in the middle of an update, which could
-    not be saved then. Here the news waits until the next batch is asked for.
+    not be saved then. So its handler is in place only while a batch is waited for, where it also looks for workers that
+    have died before. At all other times the handler is that of whoever uses this library, which torch's calls as well.
     """
 
     def __init__(self) -> None:
-        self._hears, self._known = False, False
-        self._torch_handler: Callable[[int, FrameType | None], Any] | None = None
+        self._torchs: _Handler | None = None
+        self._theirs: _Handler | None = None
 
     @contextmanager
     def heard(self) -> Iterator[None]:
@@ -415,23 +417,49 @@ class _Deaths:
         if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
             yield  # torch hears nothing there either
             return
-        self._hears = True
+        before: Any = signal.getsignal(signal.SIGCHLD)
+        if _is_torchs(before):  # since before we came; it knows of theirs, if there is one
+            self._torchs, before = before, self._quietly
+        self._theirs = before if callable(before) and before != self._quietly else None
+        # torch sets its handler once, when it starts its first workers, and calls after it what it finds there.
+        signal.signal(signal.SIGCHLD, self._pass_on if self._torchs is None else self._hear)
         try:
-            if self._known:
-                self._note(0, None)
+            self._look()
             yield
         finally:
-            self._hears = False
-            # torch's handler is there once it has started workers.
             now: Any = signal.getsignal(signal.SIGCHLD)
-            if callable(now) and now != self._note:
-                self._torch_handler = now
-                signal.signal(signal.SIGCHLD, self._note)
+            if _is_torchs(now):
+                self._torchs = now
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL if before is None else before)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._known = not self._hears
-        if self._hears and self._torch_handler is not None:
-            self._torch_handler(number, frame)
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        assert self._torchs is not None
+        try:
+            self._torchs(number, frame)  # which passes it on, unless it raises
+        except RuntimeError:
+            self._pass_on(number, frame)
+            raise
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if self._theirs is not None:
+            self._theirs(number, frame)
+
+    def _quietly(self, number: int, frame: FrameType | None) -> None:
+        with suppress(RuntimeError):
+            self._hear(number, frame)
+
+    def _look(self) -> None:
+        """Raise if a worker has died. Theirs was told when it did."""
+        if self._torchs is not None:
+            theirs, self._theirs = self._theirs, None
+            try:
+                self._torchs(signal.SIGCHLD, None)
+            finally:
+                self._theirs = theirs
+
+
+def _is_torchs(handler: Any) -> bool:
+    return getattr(handler, "__module__", None) == "torch.utils.data._utils.signal_handling"
 
 
 _deaths = _Deaths()

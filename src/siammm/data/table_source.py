@@ -325,10 +325,13 @@ def _map_arrow(path: Path) -> pa.Table:
         check_regular(path)
         mapped = pa.memory_map(str(path))
         try:
-            return pa.ipc.open_stream(mapped).read_all()
+            table = pa.ipc.open_stream(mapped).read_all()
         except pa.ArrowInvalid:
             mapped.seek(0)
-            return pa.ipc.open_file(mapped).read_all()
+            table = pa.ipc.open_file(mapped).read_all()
+        # Where each value begins and ends is believed otherwise, and a wrong one ends the process.
+        table.validate(full=True)
+        return table
     except (pa.ArrowException, OSError) as error:
         raise StoredFileError(
             f"{shown(path)} cannot be read as an Arrow file ({one_line(error)}); save the data set again."

@@ -15,6 +15,7 @@ import torch
 
 from siammm.core.files import unwritable, write_text
 from siammm.core.progress import Progress, silent
+from siammm.data.inventory import stamp
 from siammm.data.source import Source
 from siammm.export.rows import encode_to_file
 from siammm.export.tables import ImageTable, image_table
@@ -51,7 +52,7 @@ def embed_and_keep(
     progress("opening", 0, 0)
     fingerprint = source.fingerprint()
     network = network_digest(model.backbone if model.run is None else model.run.clustered, model.view)
-    facts = {"format": 1, "images": fingerprint, "network": network}
+    facts = {"format": 1, "images": fingerprint, "files": stamp(source), "network": network}
     earlier = _read(folder / files.ROWS_FACTS)
     goes_on = all(earlier.get(name) == value for name, value in facts.items())
     known_bad = earlier.get("set_aside") if goes_on else None

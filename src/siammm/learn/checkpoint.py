@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from siammm.core.errors import StoredFileError
-from siammm.core.files import unwritable, written_whole
+from siammm.core.files import is_leftover, unwritable, written_whole
 
 LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
 _FORMAT = 1
@@ -39,8 +39,9 @@ def save(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) 
     header = {"format": str(_FORMAT), "facts": text, "digest": digest(stored, text)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(f".{LAST}.*.partial"):  # by a process that was killed while it saved
-            left.unlink(missing_ok=True)
+        for left in list(folder.iterdir()):  # by a process that was killed while it saved
+            if is_leftover(left.name, {LAST}):
+                left.unlink(missing_ok=True)
         # A damaged file is replaced. In the place of the one before it would cost the only good one.
         previous = folder / PREVIOUS if _is_whole(folder / LAST) else None
         with written_whole(folder / LAST, previous=previous) as scratch:

@@ -50,11 +50,14 @@ def label_codes(labels: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, list[An
         return codes, classes.tolist()
     # A dictionary is several times faster than sorting strings, and takes any mixture of types.
     found: dict[Any, int] = {}
-    codes = np.fromiter(
-        (-1 if v is None or v == "" or v != v else found.setdefault(v, len(found)) for v in values.tolist()),
-        dtype=np.int64,
-        count=len(values),
-    )
+    try:
+        codes = np.fromiter(
+            (-1 if v is None or v == "" or v != v else found.setdefault(v, len(found)) for v in values.tolist()),
+            dtype=np.int64,
+            count=len(values),
+        )
+    except TypeError as error:  # lists and the like
+        raise InputError(f"The labels cannot be told apart ({error}); give one number or name for each.") from error
     return codes, list(found)
 
 

@@ -27,6 +27,7 @@ _ARRAYS: dict[str, dict[str, tuple[int, ...]]] = {
     "VonMisesFisherMixture": {"mean_directions_": (2,), "concentrations_": (1,), "weights_": (1,)},
     "GaussianMixture": {"means_": (2,), "variances_": (1, 2), "weights_": (1,), "data_mean_": (1,)},
 }
+_LARGEST = float(np.finfo(np.float32).max)
 _NUMBERS = ("n_components_", "n_iter_", "converged_", "lower_bound_", "n_features_in_", "data_variance_")
 
 Estimator = TypeVar("Estimator")
@@ -76,8 +77,13 @@ def load(kind: type[Estimator], path: Path) -> Estimator:
     if header.get("kind") != kind.__name__:
         raise StoredFileError(f"{path} holds a {header.get('kind')}, not a {kind.__name__}; load it with that class.")
     _check_arrays(arrays, header["kind"], path)
+    shape = next(arrays[name].shape for name in _ARRAYS[kind.__name__] if name.startswith("mean"))
     try:
+        if (header["fitted"]["n_components_"], header["fitted"]["n_features_in_"]) != shape:
+            raise ValueError("its header and its arrays are not of one mixture")
         mixture: Any = kind(**header["parameters"])
+        if not isinstance(mixture.device, str):
+            raise TypeError("device is no text")
         for name in _ARRAYS[header["kind"]]:
             setattr(mixture, name, arrays[name])
         for name, value in header["fitted"].items():
@@ -98,7 +104,7 @@ def load(kind: type[Estimator], path: Path) -> Estimator:
 def _check_arrays(arrays: dict[str, Any], kind: str, path: Path) -> None:
     for name, axes in _ARRAYS[kind].items():
         array = arrays.get(name)
-        if array is None or array.ndim not in axes or not array.size or not np.isfinite(array).all():
+        if array is None or array.ndim not in axes or not array.size or not (np.abs(array) <= _LARGEST).all():
             raise StoredFileError(f"{path} is damaged: {name} is missing, misshapen or not finite; save it again.")
     if len({arrays[name].shape[0] for name in _ARRAYS[kind] if name != "data_mean_"}) != 1:
         raise StoredFileError(f"{path} is damaged: its arrays disagree on the number of components; save it again.")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from siammm.core.errors import StoredFileError
 from siammm.core.progress import Progress
 from siammm.metrics.kmeans import without_zero_warnings
 from siammm.metrics.mixing import foreign_neighbours
@@ -61,6 +62,8 @@ def measure(run: Run, tell: Progress) -> Measured:
     run.mixture.set_params(device=str(run.device))
     for start, x_BD in chunks(run.embeddings):
         stop = start + len(x_BD)
+        if not np.isfinite(x_BD).all():
+            raise StoredFileError(f"The embeddings of {run.given} hold NaN or infinity; make the run again.")
         cluster_B = run.cluster_N[start:stop]
         cosine_N[start:stop] = np.einsum("bd,bd->b", x_BD, mean_KD[cluster_B])
         # Sorted by cluster, the rows of each are one block.

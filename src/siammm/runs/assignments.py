@@ -33,6 +33,8 @@ def read_assignments(path: Path, n_clusters: int, *, ids_are_text: bool, again: 
                 raise ValueError(f"{name} is not a number in every row")
         if has_groups and len(table) and table.column("group").cast(pa.int64()).to_numpy().min() < 0:
             raise ValueError("a group is below 0")
+        if "label" in table.column_names and pa.types.is_nested(table.schema.field("label").type):
+            raise ValueError("its labels are lists")
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         remedy = f"copy the whole run folder, or {again}"
         raise StoredFileError(f"{path} cannot be read ({one_line(error)}); {remedy}.") from error

@@ -102,7 +102,7 @@ def read_clustered(path: Path) -> Clustered:
             raise TypeError("random_state is no number")
     except StoredFileError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise StoredFileError(f"{path} cannot be read ({one_line(error)}); cluster again.") from error
     return found
 

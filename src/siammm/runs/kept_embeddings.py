@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from numpy.lib.format import open_memmap
 
 from siammm.core.errors import InputError, StoredFileError
 from siammm.core.progress import Progress
+from siammm.core.reading import open_regular
 from siammm.core.text import one_line, shown
+from siammm.data.array_files import map_npy, npy_header
 from siammm.data.subset import SourceSubset
 from siammm.data.view_settings import ViewSettings
 from siammm.learn.encode import encode
@@ -20,8 +21,10 @@ from siammm.runs.images import RunImages, image_loader
 def map_embeddings(path: Path, shape: tuple[int, int]) -> np.ndarray:
     """Map the file, which must have this shape."""
     try:
-        embeddings = open_memmap(path, mode="r")
-    except (OSError, ValueError) as error:
+        with open_regular(path) as file:
+            npy_header(file, str(path))
+        embeddings = map_npy(path)
+    except (OSError, StoredFileError) as error:
         raise StoredFileError(f"{path} cannot be read ({one_line(error)}); remove it to embed again.") from error
     if embeddings.shape != shape or embeddings.dtype.kind != "f":
         found = embeddings.shape

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from siammm.core.errors import InputError, SiamMMError
+from siammm.core.errors import InputError, SiamMMError, StoredFileError
 from siammm.core.progress import Progress, silent
 from siammm.core.text import one_line, printable
 from siammm.data.contents import is_data
@@ -372,7 +372,13 @@ class Run(RunOrigin):
         What the run did not keep is read or encoded again: from the table that was clustered, or from the images.
         """
         if not self.has_embeddings and self.clustering is not None and self.clustering.encoder is None:
-            return table_again(self.clustering, self.given)
+            rows_ND = table_again(self.clustering, self.given)
+            if len(rows_ND) != self.n_images:
+                raise StoredFileError(
+                    f"{self.path / files.ASSIGNMENTS} has {self.n_images:,} rows, but the table has {len(rows_ND):,}; "
+                    "cluster the table again."
+                )
+            return rows_ND
         if not self.has_embeddings:
             check_all_there(self.given, self.images)
             return encode_again(self.given, self.images, self.network, self.view, self._progress)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from siammm.core.errors import InputError
 from siammm.settings.fields import value_of
-from siammm.settings.training import TrainConfig
+from siammm.settings.training import DataConfig, TrainConfig
 
 _LEAST = {
     "image_size": 4, "view_size": 4, "workers": 0, "max_pixels": 1, "embedding_dim": 2, "hidden_dim": 1,
@@ -26,6 +28,7 @@ _BETWEEN = {
 # Nobody means more, and beyond it numbers no longer fit where they are kept.
 _MOST = {int: 2**31 - 1, float: 1e30}
 _MOST_PIXELS = 2**40
+_LARGEST_SEED = 2**32 - 1
 
 
 def check_settings(config: TrainConfig) -> None:
@@ -43,6 +46,21 @@ def check_settings(config: TrainConfig) -> None:
             raise InputError(f"{_flag(name)} is {value}, but it must be from {low:g} to {high:g}.")
     for message in _contradictions(config):
         raise InputError(message)
+
+
+def check_shared(config: Any) -> None:
+    """Refuse settings of any command that nobody can mean: how images are read, random seeds, endless numbers."""
+    if isinstance(getattr(config, "reading", None), DataConfig):
+        check_settings(replace(TrainConfig(), reading=config.reading))
+    for name in ("random_state", "seeds"):
+        value = getattr(config, name, ())
+        for seed in value if isinstance(value, tuple) else (value,):
+            if not 0 <= seed <= _LARGEST_SEED:
+                raise InputError(f"{_flag(name)} is {seed}, but it must be from 0 to {_LARGEST_SEED}.")
+    for name, value in vars(config).items():
+        for number in value if isinstance(value, tuple) else (value,):
+            if type(number) is int and name not in ("random_state", "seeds") and number > _MOST[int]:
+                raise InputError(f"{_flag(name)} is {number}, but it must be at most {_MOST[int]}.")
 
 
 def _contradictions(config: TrainConfig) -> Iterator[str]:

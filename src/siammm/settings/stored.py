@@ -21,10 +21,12 @@ _COURSE = frozenset({"epochs", "learning_rate", "warmup_epochs"})
 _FOLLOWING = frozenset({"cluster_after", "group_after", "queue_after"})
 # What a command is told to do, which is no setting of the run.
 _OF_THE_COMMAND = frozenset({"overwrite", "resume", "resume_if_exists", "allow_data_change"})
+_DEFAULT = TrainConfig()
 
 
 def as_plain(config: TrainConfig) -> dict[str, Any]:
-    """The settings as JSON holds them."""
+    """The settings as JSON holds them; without what the command was told, which is no setting of the run."""
+    config = dataclasses.replace(config, **{name: getattr(_DEFAULT, name) for name in _OF_THE_COMMAND})
     return json.loads(json.dumps(dataclasses.asdict(config), default=str))
 
 
