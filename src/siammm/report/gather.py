@@ -20,7 +20,7 @@ import numpy as np
 import siammm
 from siammm.core.progress import Progress, silent
 from siammm.core.text import counted
-from siammm.metrics.image_quality import Look, look
+from siammm.metrics.image_quality import LOOKED_AT_SIDE, Look, look
 from siammm.report import assessments, clusters, comparison, history, projection, quality, thumbnails, tree
 from siammm.report.clusters import Measured, Rows
 from siammm.report.json_numbers import number, numbers
@@ -191,8 +191,8 @@ def _make_thumbnails(
     An image that is read for its thumbnail is looked at too, because decoding takes the most time.
     """
 
-    def look_at(row: int, image: np.ndarray) -> None:
-        looks[row] = look(image)
+    def look_at(row: int, image: np.ndarray, shape: tuple[int, int]) -> None:
+        looks[row] = look(image, shape)
 
     position_M = run.images.position_N[image_M]
     there_M = position_M >= 0
@@ -205,7 +205,9 @@ def _make_thumbnails(
         urls += [f"{settings.sheets_beside}/{i}" for i in range(-(-int(there_M.sum()) // layout.per_sheet))]
     elif run.images.source is not None:
         told = functools.partial(tell, "making thumbnails")
-        sheets, number_M = thumbnails.make_sheets(run.images.source, position_M.tolist(), layout, told, look_at)
+        sheets, number_M = thumbnails.make_sheets(
+            run.images.source, position_M.tolist(), layout, told, look_at, LOOKED_AT_SIDE
+        )
         n_bad = number_M.count(-1)
         if n_bad:
             notes.append(f"{n_bad:,} of the {len(image_M):,} images on this page can no longer be read.")

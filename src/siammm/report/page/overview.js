@@ -33,6 +33,7 @@ function mapPanel() {
   const placed = (row) => Number.isFinite(images.x[row]) && Number.isFinite(images.y[row]);
   const known = range(images.id.length).filter(placed);
   if (!known.length) return null;
+  const hasPictures = known.some((row) => images.thumbnail[row] >= 0);
   let [by, chosen, palette] = [hasGroups ? "group" : "cluster", -1, []];
   const groupOf = (i) => images[by][known[i]];
   const nGroups = () => ({ group: groups, cluster: clusters, label: labelNames })[by].length;
@@ -48,6 +49,7 @@ function mapPanel() {
     onHover: (i, box) => (i < 0 ? hideTip() : showTip(known[i], box)),
     onOpen: (i) => openCluster(images.cluster[known[i]]),
     onSelect: (points) => selection.show(points.map((i) => known[i])),
+    picture: hasPictures && ((i) => readyThumbnail(known[i], () => plot.draw())),
     describe: (i) => imageWords(known[i]),
   });
   const selection = selectionPanel(() => plot.select([]));
@@ -87,8 +89,14 @@ function mapPanel() {
     if (plot.lasso) announce("Draw a line around images to select them, or press Enter on an image.");
     else plot.select([]);
   }, chooses);
+  const pictures = button("Images", () => {
+    plot.pictures = !plot.pictures;
+    pictures.setAttribute("aria-pressed", String(plot.pictures));
+    plot.draw();
+  }, { class: "tool", "aria-pressed": "true", title: "Show images on the map where there is room" });
   const tools = el(
     "div.map-tools",
+    hasPictures && pictures,
     choose,
     tool("+", () => plot.zoomAt(1.6), "Enlarge the map"),
     tool("\u2212", () => plot.zoomAt(1 / 1.6), "Make the map smaller"),
