@@ -141,3 +141,13 @@ def test_a_jpeg_may_come_smaller(tmp_path: Path) -> None:
     assert decode.decode_reduced(tmp_path / "one.jpg", 75)[0].shape == (100, 80, 3)
     assert decode.decode_reduced(tmp_path / "one.jpg", 300)[0].shape == (400, 320, 3)
     assert decode.decode_reduced(tmp_path / "one.png", 75)[0].shape == (400, 320, 3)
+    assert decode.decode_reduced(tmp_path / "one.jpg", 100, of_longer=True)[0].shape == (100, 80, 3)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.fromarray(picture(400, 320, 0)).save(tmp_path / "turned.jpg", exif=turned)
+    pixels, size = decode.decode_reduced(tmp_path / "turned.jpg", 75)
+    assert pixels.shape == (80, 100, 3)
+    assert size == decode.read_size(tmp_path / "turned.jpg") == (320, 400)
+    data = (tmp_path / "one.jpg").read_bytes()
+    with pytest.raises(decode.BadImage, match="damaged"):  # all bytes are read, however few pixels are wanted
+        decode.decode_reduced(data[: len(data) // 2], 1)

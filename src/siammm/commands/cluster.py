@@ -272,7 +272,8 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
     groups, n_merged, n_start = Groups.none(int(mixture.n_components_)), None, mixture.n_components
     if config.merge == "auto":  # a number that was given is not questioned
         with _timed(seconds, "group"):
-            groups = mixture.groups(X, together=True)
+            with _told("looking for groups"):
+                groups = mixture.groups(X, together=True)
             if groups.n_groups > mixture.n_components_:
                 # Clusters that overlap were merged across groups: take finer ones, so that each is in one group.
                 n_merged, n = int(mixture.n_components_), max(groups.n_groups, n_total // _SAMPLES_PER_PART)
@@ -284,7 +285,7 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
     mixture.groups_ = groups  # to be saved with it
     clusters = np.ascontiguousarray(mixture.labels_)
     # Three more passes over the samples, with the fitted components.
-    with _timed(seconds, "describe"):
+    with _timed(seconds, "describe"), _told("describing every sample"):
         with _refused_together():
             probability, log_density = _described(mixture, X, clusters)
             group_labels = groups.predict(X, clusters)
@@ -523,6 +524,14 @@ def _spread(mixture: Any) -> np.ndarray:
         return np.asarray(mixture.concentrations_, dtype=float)
     variances = np.asarray(mixture.variances_, dtype=float)
     return variances if variances.ndim == 1 else variances.mean(axis=1)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Say on a terminal what is being done."""
+    with Bar(enabled=sys.stderr.isatty() and ranks.is_writer()) as bar:
+        bar.show(what)
+        yield
 
 
 @contextlib.contextmanager

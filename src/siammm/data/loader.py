@@ -55,9 +55,9 @@ _MOST_TIMES_LARGER = 4
 # A file that was readable at the start is tried again this often: network drives have moments.
 _TRIES = 3
 # Images without augmentation go through a network in batches of so many pixels, at most so many images. On a CPU larger
-# ones only cost memory: 500 images of 224 pixels through EfficientNet-Lite0 took 9.8 GiB in batches of 512, and 1.5 in
-# batches of 32.
-_CLEAN_PIXELS = {"cpu": 32 * 224**2, "cuda": 256 * 224**2}
+# ones cost memory and time: 500 images of 224 pixels through EfficientNet-Lite0 took 9.8 GiB in batches of 512. In
+# batches of 32, half as much time again went to the system, which made room for tensors that it had just taken back.
+_CLEAN_PIXELS = {"cpu": 16 * 224**2, "cuda": 256 * 224**2}
 _MOST_CLEAN = 512
 # The batches of an epoch, as (epoch, position) of each image: what the workers are asked for.
 _Plan = list[list[tuple[int, int]]]

@@ -37,6 +37,8 @@ class Model:
     """Size, mean and deviation of a clean image; for a run, its augmentation too."""
     record: dict[str, Any]
     """What an evaluation says about it."""
+    lean: nn.Module | None = None
+    """The same function as the backbone in less time, for encoding; None where there is no such thing."""
     run: Run | None = None
     """The run that it is of."""
     warning: str | None = None
@@ -54,7 +56,7 @@ class Model:
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Features of a batch of images (B, D), and the unit embeddings (B, E) if there is a mixture of these."""
-        feature_BD = self.backbone(x).float()
+        feature_BD = (self.lean or self.backbone)(x).float()
         if self.run is None or self.mixture is None:
             return feature_BD, None
         clustered = self.run.clustered
@@ -75,7 +77,12 @@ def open_model(
     if is_foreign(given):
         other = open_pretrained(given, choice=encoder, image_size=image_size, device=device)
         return Model(
-            name=other.name, backbone=other.backbone, view=other.view, record=other.record, warning=other.warning
+            name=other.name,
+            backbone=other.backbone,
+            view=other.view,
+            record=other.record,
+            lean=other.lean,
+            warning=other.warning,
         )
     run = Run.open(given, device=device)
     if image_size is not None:
