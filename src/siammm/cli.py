@@ -126,8 +126,8 @@ def parse(arguments: Sequence[str]) -> Any:
 def _let_waiting_threads_sleep() -> None:
     """Threads of torch that wait for each other use no processor, which other programs may need.
 
-    By default they spin. Beside other work on two cores an image then took EfficientNet-Lite0 54 ms of processor time
-    instead of 19. It is read when torch is first imported; a choice of the user's stays.
+    By default they spin: beside other programs on two cores, EfficientNet-Lite0 then took nearly three times the
+    processor time for an image. It is read when torch is first imported; a choice of the user's stays.
     """
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -40,6 +40,7 @@ from siammm.export.kept_rows import Embedded, embed_and_keep, forget, rows_kept
 from siammm.export.tables import ImageTable, write_parquet
 from siammm.metrics.clustering import ClusteringScores, clustering_scores, label_codes
 from siammm.mixture.groups import Groups, of_these_components
+from siammm.mixture.numbering import number_by_size
 from siammm.mixture.seeding import default_n_components
 from siammm.mixture.shard import Shard, gathered
 from siammm.runs import files
@@ -280,18 +281,20 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
                 finer = {"merge": None, "init": "k-means++", "n_components": min(_PARTS * groups.n_groups, n)}
                 mixture = mixture.set_params(**finer)
                 _fit(mixture, table)
-            k = int(mixture.n_components_)
-            groups = of_these_components(groups, X, mixture.labels_, k, together=True)
-    mixture.groups_ = groups  # to be saved with it
+    k = int(mixture.n_components_)
+    sizes = Shard.of(len(X), together=True).summed(np.bincount(mixture.labels_, minlength=k))
+    if not isinstance(config.init, Path):  # clusters that went on from others keep their numbers
+        sizes = sizes[number_by_size(mixture, sizes)]
     clusters = np.ascontiguousarray(mixture.labels_)
-    # Three more passes over the samples, with the fitted components.
+    # A few more passes over the samples, with the fitted components.
     with _timed(seconds, "describe"), _told("describing every sample"):
+        if config.merge == "auto":
+            groups = of_these_components(groups, X, clusters, k, together=True)
+        mixture.groups_ = groups  # to be saved with it
         with _refused_together():
             probability, log_density = _described(mixture, X, clusters)
             group_labels = groups.predict(X, clusters)
         unusual = outlier_scores(log_density)
-        sizes = np.bincount(clusters, minlength=mixture.n_components_)
-        sizes = Shard.of(len(X), together=True).summed(sizes)
     labelled, scores, group_scores = None, None, None
     if table.labels is not None:
         with _timed(seconds, "score"):

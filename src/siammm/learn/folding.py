@@ -1,8 +1,8 @@
 """BatchNorm as part of the convolutions before it: the same network in evaluation, with less work.
 
 In evaluation BatchNorm multiplies and adds the same numbers for every image, which the weights of a convolution can do
-as well. EfficientNet-Lite0 then needs about half the time on a CPU, where passing over a tensor costs more than
-computing with it.
+as well. On a CPU, where passing over a tensor costs as much as computing with it, EfficientNet-Lite0 then needs little
+more than half the time.
 """
 
 from __future__ import annotations

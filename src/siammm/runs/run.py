@@ -44,6 +44,7 @@ from siammm.runs.group_names import GroupNames
 from siammm.runs.images import RunImages, find_images, find_rows, image_loader, merge_reading, open_images
 from siammm.runs.network_file import load_network, network_digest, read_header
 from siammm.runs.pretrained import EncoderChoice, Pretrained, name_of, open_pretrained
+from siammm.runs.selections import Selections
 from siammm.settings.stored import as_plain, from_plain
 from siammm.settings.training import ClusteringConfig, DataConfig, TrainConfig
 
@@ -521,6 +522,11 @@ class Run:
     def group_names(self) -> GroupNames:
         """The names that a person has given to groups."""
         return GroupNames(self.path, self.cluster_N, self.group_K)
+
+    @cached_property
+    def selections(self) -> Selections:
+        """The images that a person has selected and named."""
+        return Selections(self.path, self.ids)
 
     @cached_property
     def group_N(self) -> np.ndarray:

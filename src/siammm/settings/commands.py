@@ -337,8 +337,9 @@ class SortConfig:
     to: Path
     """Folder to make; one that exists must be empty."""
 
-    by: Literal["group", "cluster"] = "group"
-    """One folder for each group of clusters, or for each cluster. Without groups the two are the same."""
+    by: Literal["group", "cluster", "selection"] = "group"
+    """One folder for each group of clusters, or for each cluster (without groups the two are the same), or for each
+    selection that was kept in siammm explore."""
 
     copy: bool = False
     """Copy the files."""

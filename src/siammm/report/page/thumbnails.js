@@ -179,7 +179,7 @@ function imageFacts(row) {
   const [cluster, label] = [images.cluster[row], hasLabels && fact("Label", named(labelName(images.label[row])))];
   const group = hasGroups && cluster >= 0 && fact("Group", named(groupName(images.group[row])));
   const own = cluster >= 0 && fact("Cluster", hasGroups ? cluster : named(`${cluster} ${givenName(cluster)}`));
-  const scores = [fact("Probability", figure(images.probability[row]))];
+  const scores = [fact("Share of its cluster", figure(images.probability[row]))];
   scores.push(fact("Outlier score", figure(images.outlier_score[row])));
   return el("dl", group, own, label, ...scores);
 }
