@@ -5,6 +5,8 @@ Legend:  K components.
 
 from __future__ import annotations
 
+# torch is only partly typed.
+# pyright: reportUnknownMemberType=false
 from typing import Any
 
 import numpy as np
