@@ -1,60 +1,130 @@
 """From a folder of photographs to a page with its groups: how long, how much memory, and are the groups the kinds?
 
     python benchmarks/photographs.py PACKS [--per-kind 60] [--record]
+    python benchmarks/photographs.py PACKS --large 10000 [--record]
 
 PACKS is the folder with the packed sets. Ten kinds of Tiny-ImageNet, named in ``KINDS`` before anything was run, are
 written to one folder of JPEG files whose names say nothing. Then ``siammm cluster`` and ``siammm report`` run as a user
 would run them, with the encoder that is installed with ``siammm[lite]``.
+
+With ``--large`` it is so many photographs of 640 x 480 pixels: images of all 200 kinds, enlarged, with the noise of a
+camera, so that a file is as large as a photograph's. That is a question of time and memory; what the enlarged images
+show says nothing about groups. What an image costs to decode, to encode and to look at is measured beside it.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
+import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+import torch
 from PIL import Image
 
 import record
 from group_sets import unpacker
-from siammm.metrics import clustering_scores
+from siammm.data import decode
+from siammm.metrics.clustering import clustering_scores
+from siammm.metrics.image_quality import look
+from siammm.runs.models import open_model
 
 KINDS = ("goldfish", "king penguin", "golden retriever", "monarch", "African elephant", "school bus", "beacon")
 KINDS += ("computer keyboard", "pizza", "suspension bridge")
+# A photograph of a small camera, and the deviation of its noise, in steps of 256.
+WIDTH, HEIGHT, NOISE, QUALITY = 640, 480, 6.0, 85
+SAMPLE = 128
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a command took."""
+
+    seconds: float
+    processor: float
+    """Seconds of all cores, in the command and what it started."""
+    gigabytes: float
+    """The most memory of its largest process."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("packs", type=Path)
     parser.add_argument("--per-kind", type=int, default=60)
+    parser.add_argument("--large", type=int, metavar="N", help="so many photographs of 640 x 480 pixels instead")
     parser.add_argument("--record", action="store_true", help="write the figures to benchmarks/results")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        kind_of = photographs(options.packs, Path(folder) / "photos", options.per_kind)
-        seconds = [run(folder, "cluster", "photos"), run(folder, "report", "photos-clusters")]
-        page = Path(folder) / "photos-clusters-report.html"
-        table = pq.read_table(Path(folder) / "photos-clusters" / "assignments.parquet")
-        megabytes = page.stat().st_size / 1e6
+        if options.large is None:
+            question, title, text, n = small(options.packs, Path(folder), options.per_kind)
+        else:
+            question, title, text, n = large(options.packs, Path(folder), options.large)
+    print(text)
+    if options.record:
+        print(record.write(question, title, text, seeds="0", n=f"{n:,} photographs"))
+
+
+def small(packs: Path, folder: Path, per_kind: int) -> tuple[str, str, str, int]:
+    """Photographs of ten kinds: what is found, and how fast."""
+    kind_of = photographs(packs, folder / "photos", per_kind)
+    cluster, report, megabytes = page_of(folder)
+    table = pq.read_table(folder / "photos-clusters" / "assignments.parquet")
     truth = np.array([KINDS.index(kind_of[Path(name).name]) for name in table["filepath"].to_pylist()])
     groups = table["group"].to_numpy()
     scores = clustering_scores(truth, groups)
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
+    peak = max(cluster.gigabytes, report.gigabytes)
     header = ["photographs", "kinds", "groups", "AMI", "accuracy", "cluster, s", "report, s", "memory, GB", "page, MB"]
     figures = [len(truth), len(KINDS), len(np.unique(groups)), f"{scores.ami:.3f}", f"{scores.hungarian_accuracy:.3f}"]
-    figures += [f"{seconds[0]:.0f}", f"{seconds[1]:.0f}", f"{peak:.1f}", f"{megabytes:.1f}"]
+    figures += [f"{cluster.seconds:.0f}", f"{report.seconds:.0f}", f"{peak:.1f}", f"{megabytes:.1f}"]
     text = record.table(header, [[str(figure) for figure in figures]])
-    text += f"\n\nTiny-ImageNet, 64 pixels, {options.per_kind} of each kind: {', '.join(KINDS)}. Memory is the peak of "
+    text += f"\n\nProcessor seconds: cluster {cluster.processor:.0f}, report {report.processor:.0f}."
+    text += f" Tiny-ImageNet, 64 pixels, {per_kind} of each kind: {', '.join(KINDS)}. Memory is the peak of "
     text += "the larger of the two commands; accuracy is by Hungarian matching."
-    print(text)
-    if options.record:
-        title = "From a folder of photographs to a page with its groups"
-        print(record.write("photographs", title, text, seeds="0", n=f"{len(truth)} photographs"))
+    return "photographs", "From a folder of photographs to a page with its groups", text, len(truth)
+
+
+def large(packs: Path, folder: Path, n: int) -> tuple[str, str, str, int]:
+    """Many photographs of 640 x 480 pixels: time of each step, and memory."""
+    mean_bytes = enlarged_photographs(packs, folder / "photos", n)
+    cluster, report, megabytes = page_of(folder)
+    steps = json.loads((folder / "photos-clusters" / "summary.json").read_text())["seconds"]
+    rows = [
+        [name, f"{spent.seconds:.0f}", f"{spent.processor:.0f}", f"{spent.gigabytes:.1f}"]
+        for name, spent in (("cluster", cluster), ("report", report))
+    ]
+    text = record.table(["command", "clock, s", "processor, s", "memory, GB"], rows)
+    text += "\n\n" + record.table(["step of cluster", "clock, s"], [[step, f"{s:.0f}"] for step, s in steps.items()])
+    text += "\n\n" + record.table(["one photograph", "processor, ms"], costs(folder / "photos"))
+    beside = folder / "photos-clusters-report_files"
+    more = sum(file.stat().st_size for file in beside.iterdir()) / 1e6 if beside.exists() else 0.0
+    load = os.getloadavg()[1]
+    text += f"\n\nThe page has {megabytes:.1f} MB" + (f", and {more:.1f} MB beside it" if more else "") + ". "
+    text += (
+        f"JPEG files of {WIDTH} x {HEIGHT} pixels, {mean_bytes / 1e3:.0f} kB on average, from images of Tiny-ImageNet"
+    )
+    text += (
+        ", enlarged, with noise. Memory is that of the largest process of a command at its peak. Other programs may "
+    )
+    text += (
+        f"have used the cores at the same time (average load at the end {load:.1f}, {os.cpu_count()} cores), so the "
+    )
+    text += "processor's seconds say more than the clock's. What one photograph costs is measured in one thread, the "
+    text += "encoder in batches of 32."
+    return "photographs-large", f"{n:,} photographs of {WIDTH} x {HEIGHT} pixels on a CPU", text, n
+
+
+def page_of(folder: Path) -> tuple[Spent, Spent, float]:
+    """Cluster the photographs and make the page; what both took, and the size of the page in MB."""
+    cluster, report = run(folder, "cluster", "photos"), run(folder, "report", "photos-clusters", "--no-open")
+    return cluster, report, (folder / "photos-clusters-report.html").stat().st_size / 1e6
 
 
 def photographs(packs: Path, folder: Path, per_kind: int) -> dict[str, str]:
@@ -72,11 +142,57 @@ def photographs(packs: Path, folder: Path, per_kind: int) -> dict[str, str]:
     return kind_of
 
 
-def run(folder: str, *command: str) -> float:
-    """How long a command of siammm takes, in seconds."""
+def enlarged_photographs(packs: Path, folder: Path, n: int) -> float:
+    """Write so many large photographs; returns the bytes of a file on average."""
+    folder.mkdir(parents=True)
+    images = unpacker(packs).read_pack(packs / "tinyimagenet_train_a.npz")["images"]
+    noise = np.random.default_rng(0).normal(0, NOISE, (HEIGHT + 64, WIDTH + 64, 1)).astype(np.float32)
+
+    def write(number: int) -> int:
+        random = np.random.default_rng(number)
+        top, left = random.integers(0, 64, 2)
+        image = Image.fromarray(images[number % len(images)]).crop((0, 8, 64, 56))
+        pixels = np.asarray(image.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC), dtype=np.float32)
+        pixels = pixels + noise[top : top + HEIGHT, left : left + WIDTH]
+        file = folder / f"{number:06d}.jpg"
+        Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(file, quality=QUALITY)
+        return file.stat().st_size
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return float(np.mean(list(pool.map(write, range(n)))))
+
+
+def costs(folder: Path) -> list[list[str]]:
+    """What one photograph costs, by a few of them, in one thread."""
+    files = sorted(folder.iterdir())[:SAMPLE]
+    pixels = [decode.decode(file) for file in files]
+    torch.set_num_threads(1)
+    model = open_model("lite")
+    batch = torch.zeros(32, 3, 224, 224).contiguous(memory_format=torch.channels_last)
+
+    def each(count: int, work: object) -> str:
+        start = time.process_time()
+        for _ in work:  # pyright: ignore[reportGeneralTypeIssues] - a generator
+            pass
+        return f"{1000 * (time.process_time() - start) / count:.1f}"
+
+    with torch.no_grad():
+        return [
+            ["decode", each(len(files), (decode.decode(file) for file in files))],
+            ["encode (lite, 224 pixels)", each(SAMPLE, (model.features(batch) for _ in range(SAMPLE // 32)))],
+            ["look for blur, darkness, duplicates", each(len(files), (look(image) for image in pixels))],
+        ]
+
+
+def run(folder: Path, *command: str) -> Spent:
+    """Run a command of siammm."""
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "siammm", *command], cwd=folder, check=True)
-    return time.perf_counter() - start
+    process = subprocess.Popen([sys.executable, "-m", "siammm", *command], cwd=folder)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"siammm {command[0]} failed")
+    return Spent(time.perf_counter() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e6)
 
 
 if __name__ == "__main__":

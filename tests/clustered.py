@@ -10,7 +10,8 @@ from PIL import Image
 from siammm.cli import main
 
 N = 40
-QUICK = ["--image-size", "32", "--n-components", "4", "--merge", "none", "--device", "cpu"]
+# By seed 1 no image lies between two clusters, where rounding would decide.
+QUICK = ["--image-size", "32", "--n-components", "4", "--merge", "none", "--device", "cpu", "--random-state", "1"]
 
 
 def four_kinds() -> np.ndarray:

@@ -80,6 +80,8 @@ def test_a_folder_of_images(photos: str, capsys: pytest.CaptureFixture[str]) -> 
                 "4",
                 "--merge",
                 "none",
+                "--random-state",
+                "1",
                 "--output",
                 "again",
             ]

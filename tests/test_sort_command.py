@@ -81,6 +81,21 @@ def test_copies_into_a_folder_for_each_cluster(result: Path) -> None:
         assert copy.read_bytes() == Path(row["file"]).read_bytes()
 
 
+def test_a_folder_for_each_selection(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "has no selections; select images on the map of siammm explore" in refused(
+        ["sort", str(result), "--to", "sorted", "--by", "selection"], capsys
+    )
+    run = Run.open(result)
+    run.selections.keep("best of: all", [3, 1, 1])
+    run.selections.keep("others", [3, 5])
+    assert main(["sort", str(result), "--to", "sorted", "--by", "selection"]) == 0
+    assert "4 images linked into 2 folders, one for each selection" in " ".join(capsys.readouterr().out.split())
+    assert sorted(path.name for path in Path("sorted").iterdir()) == ["best of_ all", "images.csv", "others"]
+    names = {path.name for path in Path("sorted/best of_ all").iterdir()}
+    assert names == {Path(run.ids[i]).name for i in (1, 3)}
+    (result / "selections.json").unlink()
+
+
 def test_links_can_be_asked_for(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sort", str(result), "--to", "sorted", "--link"]) == 0
     assert (Path("sorted") / rows_of("sorted")[0]["sorted_as"]).is_symlink()

@@ -25,6 +25,7 @@ from siammm.report.schema import (
     OddImages,
     Quality,
     Run,
+    Selection,
     Suspect,
     Thumbnails,
     Tree,
@@ -115,6 +116,7 @@ def make(example: Example) -> Made:
         map_method="pca",
         map_share=0.41,
         groups=_groups(members, label, example),
+        selections=[Selection(name=HOSTILE[0] if example.hostile else "mine", images=list(range(min(5, n))))],
         clusters=[_cluster(i, members, label, example, draw) for i in range(k)],
         images=Images(
             id=names,

@@ -170,7 +170,7 @@ def test_an_image_shows_its_facts(report: Watched):
     tip = page.locator(".tip")
     tip.wait_for()
     assert "image-00003" in tip.inner_text()
-    assert "Probability" in tip.inner_text()
+    assert "Share of its cluster" in tip.inner_text()
     page.keyboard.press("Escape")
     tip.wait_for(state="hidden")
 

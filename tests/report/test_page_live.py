@@ -193,6 +193,36 @@ def test_a_group_is_named_and_the_report_shows_it(browser, tmp_path: Path):
     watched.close()
 
 
+def test_a_selection_is_kept(browser, tmp_path: Path):
+    folder = made_run(tmp_path, n=120, k=4)
+    with serving(folder) as server:
+        watched = Watched(browser, server.url)
+        page = watched.visit("#/overview")
+        page.wait_for_selector(".map canvas.points")
+        page.get_by_role("button", name="Select", exact=True).click()
+        page.focus(".map canvas.points")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        page.locator(".selection").get_by_label("Name").fill(" the <b>one</b> ")
+        page.get_by_role("button", name="Keep").click()
+        page.get_by_text("Kept in the run folder").wait_for()
+        assert serious_faults(page) == []
+        kept = opened(folder).selections.read()
+        assert [len(images) for images in kept.values()] == [1]
+        assert list(kept) == ["the <b>one</b>"]
+        page.reload()
+        chip = page.locator(".kept button", has_text="the <b>one</b> 1")
+        chip.click()
+        assert page.inner_text(".selection h3").replace("\xa0", " ") == "1 image selected"
+        assert page.locator(".selection").get_by_label("Name").input_value() == "the <b>one</b>"
+        page.get_by_role("button", name="Forget").click()
+        page.get_by_text("It is not kept any more.").wait_for()
+        assert chip.count() == 0
+        assert opened(folder).selections.read() == {}
+        watched.check()
+        watched.close()
+
+
 def test_a_cluster_is_named_where_there_is_one_level(report: Watched, server: Server):
     page = report.visit("#/clusters?sort=number&cluster=2")
     page.get_by_label("Name").fill("boats")

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from siammm.commands.find_clusters import Clustering, spread_of_components
 from siammm.commands.next_steps import next_steps
-from siammm.core.text import shown
+from siammm.core.text import counted, shown
 from siammm.data import decode
 from siammm.data.embedding_table import PATH_KEYS
 from siammm.metrics.clustering import ClusteringScores, label_codes
@@ -27,8 +27,9 @@ def show(found: Clustering, output: Path, console: Console, *, of_images: bool =
     n, d = found.table.n_samples, found.table.embeddings.shape[1]
     started = "" if merges is None else f", merged from {merges.n_components[0]:,}"
     what = "images" if of_images else f"embeddings of {d:,} dimensions"
+    clusters_found = counted(int(mixture.n_components_), "cluster")
     console.print(
-        f"\n[bold green]{mixture.n_components_:,} clusters[/]{in_groups(found.groups)} in {n:,} {what}{started} "
+        f"\n[bold green]{clusters_found}[/]{in_groups(found.groups)} in {n:,} {what}{started} "
         f"[dim]({sum(found.seconds.values()):.1f} s)[/]\n"
     )
     spread_name = "concentration" if hasattr(mixture, "concentrations_") else "variance"
@@ -37,6 +38,11 @@ def show(found: Clustering, output: Path, console: Console, *, of_images: bool =
     if found.n_merged is not None and found.groups.is_found:
         console.print(
             f"[dim]Merging ended with {found.n_merged:,} clusters that overlap the groups, so these are finer ones.[/]"
+        )
+    if mixture.n_components_ == 1 and merges is not None:
+        console.print(
+            "[yellow]Nothing was found that stands apart; if you know how many kinds there are, add --merge none "
+            "--n-components NUMBER.[/]"
         )
     if not mixture.converged_:
         console.print("[yellow]EM did not converge within --max-iter steps; raise it for more stable clusters.[/]")

@@ -20,9 +20,11 @@ import siammm
 from siammm.commands.shards import labelled_rows, outlier_scores, refused_together
 from siammm.core import ranks
 from siammm.core.errors import InputError, ZeroRowWarning
+from siammm.core.progress import Bar
 from siammm.data.embedding_table import EmbeddingTable
 from siammm.metrics.clustering import ClusteringScores, clustering_scores
 from siammm.mixture.groups import Groups, of_these_components
+from siammm.mixture.numbering import number_by_size
 from siammm.mixture.seeding import default_n_components
 from siammm.mixture.shard import Shard
 from siammm.settings.commands import ClusterConfig
@@ -67,25 +69,28 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
     groups, n_merged, n_start = Groups.none(int(mixture.n_components_)), None, mixture.n_components
     if config.merge == "auto":  # a number that was given is not questioned
         with timed(seconds, "group"):
-            groups = mixture.groups(X, together=True)
+            with _told("looking for groups"):
+                groups = mixture.groups(X, together=True)
             if groups.n_groups > mixture.n_components_:
                 # Clusters that overlap were merged across groups: take finer ones, so that each is in one group.
                 n_merged, n = int(mixture.n_components_), max(groups.n_groups, n_total // _SAMPLES_PER_PART)
                 finer = {"merge": None, "init": "k-means++", "n_components": min(_PARTS * groups.n_groups, n)}
                 mixture = mixture.set_params(**finer)
                 _fit(mixture, table)
-            k = int(mixture.n_components_)
-            groups = of_these_components(groups, X, mixture.labels_, k, together=True)
-    mixture.groups_ = groups  # to be saved with it
+    k = int(mixture.n_components_)
+    sizes = Shard.of(len(X), together=True).summed(np.bincount(mixture.labels_, minlength=k))
+    if not isinstance(config.init, Path):  # clusters that went on from others keep their numbers
+        sizes = sizes[number_by_size(mixture, sizes)]
     clusters = np.ascontiguousarray(mixture.labels_)
-    # Three more passes over the samples, with the fitted components.
-    with timed(seconds, "describe"):
+    # A few more passes over the samples, with the fitted components.
+    with timed(seconds, "describe"), _told("describing every sample"):
+        if config.merge == "auto":
+            groups = of_these_components(groups, X, clusters, k, together=True)
+        mixture.groups_ = groups  # to be saved with it
         with refused_together():
             probability, log_density = _described(mixture, X, clusters)
             group_labels = groups.predict(X, clusters)
         unusual = outlier_scores(log_density)
-        sizes = np.bincount(clusters, minlength=mixture.n_components_)
-        sizes = Shard.of(len(X), together=True).summed(sizes)
     labelled, scores, group_scores = None, None, None
     if table.labels is not None:
         with timed(seconds, "score"):
@@ -180,6 +185,14 @@ def spread_of_components(mixture: Any) -> np.ndarray:
         return np.asarray(mixture.concentrations_, dtype=float)
     variances = np.asarray(mixture.variances_, dtype=float)
     return variances if variances.ndim == 1 else variances.mean(axis=1)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Say on a terminal what is being done."""
+    with Bar(enabled=sys.stderr.isatty() and ranks.is_writer()) as bar:
+        bar.show(what)
+        yield
 
 
 @contextlib.contextmanager

@@ -80,21 +80,40 @@ class BadImage(SiamMMError):  # noqa: N818 - a finding about data, which is usua
 # ------------------------------------------------------------------------------------------------------------ one image
 
 
-def decode(file: EncodedImage, *, max_pixels: int = MAX_PIXELS, least_side: int | None = None) -> np.ndarray:
+def decode(file: EncodedImage, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """The pixels of an encoded image as uint8, H x W x 3, RGB, upright. Raises ``BadImage``.
 
-    ``file`` is the encoded bytes, a path, or a file opened for reading bytes. With ``least_side`` a JPEG may come at a
-    half, a quarter or an eighth of its size, as long as no side is shorter than that: a fraction of the work.
+    ``file`` is the encoded bytes, a path, or a file opened for reading bytes.
     """
     with _opened(file, max_pixels) as image:
-        if least_side is not None:
-            image.draft(None, (least_side, least_side))  # pyright: ignore[reportArgumentType] - the mode may be left
-        image.load()
-        orientation = _orientation(image)
-        rgb = _rgb(image)
-        if orientation in _TURN:
-            rgb = rgb.transpose(_TURN[orientation])
-        return np.array(rgb)
+        return _pixels(image)
+
+
+def decode_reduced(
+    file: EncodedImage, least_side: int, *, of_longer: bool = False, max_pixels: int = MAX_PIXELS
+) -> tuple[np.ndarray, tuple[int, int]]:
+    """The same for somebody who needs few pixels, with the height and width of the whole image.
+
+    A JPEG may come at a half, a quarter or an eighth of its size, which is less work, as long as its shorter side (or
+    its longer one) is not below ``least_side``. Every byte is read all the same, so that damage is seen.
+    """
+    with _opened(file, max_pixels) as image:
+        width, height = image.size
+        shorter, longer = sorted(image.size)
+        least = least_side * shorter // longer if of_longer else least_side
+        image.draft(None, (max(1, least),) * 2)  # pyright: ignore[reportArgumentType] - the mode may be left
+        pixels = _pixels(image)
+        is_sideways = image.format != "TIFF" and _orientation(image) in _SIDEWAYS  # Pillow turns a TIFF as it reads it
+        return pixels, (width, height) if is_sideways else (height, width)
+
+
+def _pixels(image: Image.Image) -> np.ndarray:
+    image.load()
+    orientation = _orientation(image)
+    rgb = _rgb(image)
+    if orientation in _TURN:
+        rgb = rgb.transpose(_TURN[orientation])
+    return np.array(rgb)
 
 
 def read_size(file: EncodedImage, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:

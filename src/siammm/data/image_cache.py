@@ -24,7 +24,7 @@ from siammm.core.files import unwritable, written_whole
 from siammm.data import decode
 from siammm.data.decode import BadImage
 from siammm.data.inventory import stamp
-from siammm.data.source import DerivedSource, EncodedSource, Source
+from siammm.data.source import DerivedSource, Source
 
 # The shorter side of a copy, in sides of a view: a crop of a tenth of the image still has half of a view's pixels.
 _SIDES = 1.5
@@ -61,6 +61,10 @@ class CachedSource(DerivedSource):
         _write(path, content)
         return decode.decode(content)
 
+    def reduced(self, i: int, least_side: int, *, of_longer: bool = False) -> tuple[np.ndarray, tuple[int, int]]:
+        """See ``Source.reduced``: of the copy."""
+        return Source.reduced(self, i, least_side, of_longer=of_longer)
+
     def _copy(self, i: int) -> Path:
         i = self._check_position(i)
         return self.folder / str(i // _FILES_IN_A_FOLDER) / f"{i}.jpg"
@@ -70,11 +74,7 @@ class CachedSource(DerivedSource):
         height, width = self.source.size(i)
         if min(height, width) < _LEAST_GAIN * self.side:
             return None
-        if isinstance(self.source, EncodedSource):
-            encoded, limit = self.source.encoded(i), self.source.max_pixels
-            pixels = decode.decode(encoded, max_pixels=limit, least_side=self.side)
-        else:
-            pixels = self.source.image(i)
+        pixels, _ = self.source.reduced(i, self.side)
         height, width = pixels.shape[:2]
         scale = self.side / min(height, width)
         wanted = max(self.side, round(width * scale)), max(self.side, round(height * scale))

@@ -56,9 +56,9 @@ _MOST_TIMES_LARGER = 4
 # A file that was readable at the start is tried again this often: network drives have moments.
 _TRIES = 3
 # Images without augmentation go through a network in batches of so many pixels, at most so many images. On a CPU larger
-# ones only cost memory: 500 images of 224 pixels through EfficientNet-Lite0 took 9.8 GiB in batches of 512, and 1.5 in
-# batches of 32.
-_CLEAN_PIXELS = {"cpu": 32 * 224**2, "cuda": 256 * 224**2}
+# ones cost memory and time: 500 images of 224 pixels through EfficientNet-Lite0 took 9.8 GiB in batches of 512. In
+# batches of 32, half as much time again went to the system, which made room for tensors that it had just taken back.
+_CLEAN_PIXELS = {"cpu": 16 * 224**2, "cuda": 256 * 224**2}
 _MOST_CLEAN = 512
 # The batches of an epoch, as (epoch, position) of each image: what the workers are asked for.
 _Plan = list[list[tuple[int, int]]]
@@ -202,8 +202,10 @@ class StreamingLoader(Loader):
         progress: Progress | None = None,
     ) -> None:
         if known_bad is None:
-            threads = max(1, workers)
-            kept, set_aside = decode.read_all(source, source.image, threads=threads, limit=limit, progress=progress)
+            # The workers are not there yet, and neither is anything that they leave a core to.
+            kept, set_aside = decode.read_all(
+                source, _first_look(source), threads=workers + 1, limit=limit, progress=progress
+            )
         else:
             set_aside = SetAside(len(source), dict(known_bad))
             kept = np.flatnonzero([source.identifier(i) not in known_bad for i in range(len(source))])
@@ -263,11 +265,12 @@ class _Images(Dataset[Any]):
     def __init__(self, source: Source, sample_N: np.ndarray) -> None:
         self._source, self._sample_N = source, sample_N
 
-    def _image(self, position: int) -> np.ndarray:
+    def _image(self, position: int, least_side: int | None = None) -> np.ndarray:
+        """An image, as large as it is, or perhaps smaller with sides of at least so many pixels."""
         number = int(self._sample_N[position])
         for attempt in range(_TRIES):
             try:
-                return self._source.image(number)
+                return self._source.image(number) if least_side is None else self._source.reduced(number, least_side)[0]
             except BadImage as error:
                 if attempt == _TRIES - 1:
                     raise InputError(
@@ -309,7 +312,12 @@ class _Clean(_Images):
 
     def __getitem__(self, item: tuple[int, int]) -> tuple[int, Tensor]:
         position = item[1]
-        return position, _channels_first(decode.fit(self._image(position), (self._side, self._side)))
+        return position, _channels_first(decode.fit(self._image(position, self._side), (self._side, self._side)))
+
+
+def _first_look(source: Source) -> Callable[[int], Any]:
+    """What tells whether an image can be read: no pixels are needed, but all of its bytes; copies are made by it."""
+    return source.image if isinstance(source, CachedSource) else lambda i: source.reduced(i, 1)
 
 
 def open_loader(

@@ -47,6 +47,14 @@ class Source(ABC):
     def image(self, i: int) -> np.ndarray:
         """The pixels of image ``i``: uint8, H x W x 3, RGB; the caller's own copy. Raises ``decode.BadImage``."""
 
+    def reduced(self, i: int, least_side: int, *, of_longer: bool = False) -> tuple[np.ndarray, tuple[int, int]]:
+        """Image ``i``, perhaps smaller where that saves work, and its true height and width.
+
+        Its shorter side, or its longer one, is not below ``least_side`` unless the image is. See ``decode_reduced``.
+        """
+        image = self.image(i)
+        return image, (image.shape[0], image.shape[1])
+
     def size(self, i: int) -> tuple[int, int]:
         """Height and width of image ``i``, where possible without decoding it. Raises ``decode.BadImage``."""
         height, width, _ = self.image(i).shape
@@ -161,6 +169,10 @@ class EncodedSource(Source):
         """See ``Source.image``."""
         return decode.decode(self.encoded(i), max_pixels=self.max_pixels)
 
+    def reduced(self, i: int, least_side: int, *, of_longer: bool = False) -> tuple[np.ndarray, tuple[int, int]]:
+        """See ``Source.reduced``."""
+        return decode.decode_reduced(self.encoded(i), least_side, of_longer=of_longer, max_pixels=self.max_pixels)
+
     def size(self, i: int) -> tuple[int, int]:
         """See ``Source.size``."""
         return decode.read_size(self.encoded(i), max_pixels=self.max_pixels)
@@ -184,6 +196,10 @@ class DerivedSource(Source):
     def image(self, i: int) -> np.ndarray:
         """See ``Source.image``."""
         return self.source.image(self._position(i))
+
+    def reduced(self, i: int, least_side: int, *, of_longer: bool = False) -> tuple[np.ndarray, tuple[int, int]]:
+        """See ``Source.reduced``."""
+        return self.source.reduced(self._position(i), least_side, of_longer=of_longer)
 
     def size(self, i: int) -> tuple[int, int]:
         """See ``Source.size``."""

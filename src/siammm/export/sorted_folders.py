@@ -23,7 +23,7 @@ from siammm.core.text import one_line, printable, shown
 from siammm.data.folder_source import FolderSource
 from siammm.runs.run import Run
 
-By = Literal["group", "cluster"]
+By = Literal["group", "cluster", "selection"]
 
 LIST = "images.csv"
 _COLUMNS = ("file", "sorted_as", "group", "cluster", "probability", "outlier_rank")
@@ -59,21 +59,19 @@ def image_folder(run: Run) -> FolderSource:
 
 def sort_images(run: Run, folder: Path, *, by: By = "group", copy: bool = False, progress: Progress = silent) -> Sorted:
     """Fill an empty folder. It may be moved before anybody uses it: links hold absolute paths."""
-    source, number_N = image_folder(run), run.group_N if by == "group" else run.cluster_N
-    position_N = run.images.position_N
-    image_M = np.flatnonzero(position_N >= 0)
-    image_M = image_M[np.argsort(number_N[image_M], kind="stable")]
+    source, position_N = image_folder(run), run.images.position_N
     rank_N = np.empty(run.n_images, dtype=np.int64)
     rank_N[np.argsort(-run.outlier_N, kind="stable")] = np.arange(1, run.n_images + 1)
-    width = len(str(int(number_N.max())))
-    of_folder: dict[str, list[int]] = defaultdict(list)
-    for image in image_M.tolist():
-        of_folder[f"{by}-{int(number_N[image]):0{width}}"].append(image)
+    wanted = _of_selections(run) if by == "selection" else _of_numbers(run, by)
+    of_folder = {name: [image for image in images if position_N[image] >= 0] for name, images in wanted.items()}
+    n_wanted, n_there = (sum(map(len, folders.values())) for folders in (wanted, of_folder))
     done = 0
     with (folder / LIST).open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(_COLUMNS)
         for name, images in of_folder.items():
+            if not images:
+                continue
             (folder / name).mkdir()
             positions = [int(position_N[image]) for image in images]
             names = safe_names([source.identifier(position) for position in positions])
@@ -84,8 +82,28 @@ def sort_images(run: Run, folder: Path, *, by: By = "group", copy: bool = False,
                 numbers = (int(run.group_N[image]), int(run.cluster_N[image]), share, rank)
                 rows.writerow((printable(original), f"{name}/{own}", *numbers))
                 done += 1
-                progress("copying" if copy else "linking", done, len(image_M))
-    return Sorted(n_images=done, n_folders=len(of_folder), n_missing=run.n_images - done)
+                progress("copying" if copy else "linking", done, n_there)
+    return Sorted(n_images=done, n_folders=sum(bool(own) for own in of_folder.values()), n_missing=n_wanted - done)
+
+
+def _of_numbers(run: Run, by: By) -> dict[str, list[int]]:
+    """The images of each group or cluster, by the name of its folder."""
+    number_N = run.group_N if by == "group" else run.cluster_N
+    width = len(str(int(number_N.max())))
+    of_folder: dict[str, list[int]] = defaultdict(list)
+    for image in np.argsort(number_N, kind="stable").tolist():
+        of_folder[f"{by}-{int(number_N[image]):0{width}}"].append(image)
+    return of_folder
+
+
+def _of_selections(run: Run) -> dict[str, list[int]]:
+    """The images of each selection that was kept, by the name of its folder."""
+    kept = run.selections.read()
+    if not kept:
+        raise InputError(
+            f"{run.given} has no selections; select images on the map of siammm explore {run.given}, and keep them."
+        )
+    return dict(zip(safe_names(list(kept)), kept.values(), strict=True))
 
 
 def _put(original: Path, place: Path, *, copy: bool) -> None:

@@ -16,6 +16,7 @@ from siammm.metrics.outliers import outlier_score
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.groups import Groups, of_these_components
 from siammm.mixture.groups import found as find_groups
+from siammm.mixture.numbering import number_by_size
 from siammm.settings.training import TrainConfig
 
 if TYPE_CHECKING:
@@ -77,6 +78,9 @@ def finish(training: Training) -> Trained:
         return trained
     groups = None if training.grouping is None else training.grouping.finish(training.joined(embedding_ND))
     mixture = clustering.finish(training.joined(embedding_ND), embedding_ND, training.group_directions)
+    order = number_by_size(
+        mixture, np.bincount(of_all(torch.as_tensor(mixture.labels_)), minlength=mixture.n_components_)
+    )
     share = mixture.predict_proba(embedding_ND.cpu().numpy()).max(axis=1).toarray().ravel()
     clusters = of_all(torch.as_tensor(mixture.labels_))
     k, seed, centres = int(mixture.n_components_), training.config.run.random_state, mixture.mean_directions_
@@ -92,5 +96,5 @@ def finish(training: Training) -> Trained:
         probability=of_all(torch.from_numpy(np.asarray(share, dtype=np.float32))),
         outlier_score=outlier_score(of_all(torch.as_tensor(mixture.score_samples(embedding_ND)))),
         group_labels=groups.predict(trained.embeddings, clusters),
-        merge_nodes=clustering.history.as_tensors()["node"].tolist(),
+        merge_nodes=clustering.history.as_tensors()["node"].numpy()[order].tolist(),
     )

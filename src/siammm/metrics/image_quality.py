@@ -20,8 +20,10 @@ from scipy.ndimage import uniform_filter, uniform_filter1d
 OddKind = Literal["blurred", "dark", "bright", "plain", "shape", "size"]
 KINDS: tuple[OddKind, ...] = ("blurred", "dark", "bright", "plain", "shape", "size")
 
-# Images are measured at most this large: blur that a reader sees on a screen is seen here, and time is bounded.
-_SIDE = 256
+LOOKED_AT_SIDE = 256
+"""Pixels of the longer side at which an image is measured, if it is larger: blur that a reader sees on a screen is seen
+here, and time is bounded."""
+
 # Smaller images are too coarse to tell blur from what they show.
 _LEAST_SIDE_FOR_BLUR = 64
 # Pixels of the window that an image is blurred by to measure how blurred it was, and the least contrast for that.
@@ -58,12 +60,12 @@ class Look:
     """That of the mirrored image."""
 
 
-def look(image: np.ndarray) -> Look:
-    """Measure one image: uint8, H x W x 3."""
-    height, width = image.shape[:2]
+def look(image: np.ndarray, shape: tuple[int, int] | None = None) -> Look:
+    """Measure one image: uint8, H x W x 3; ``shape`` is its true height and width where this is a reduced copy."""
+    height, width = shape or image.shape[:2]
     grey = Image.fromarray(image).convert("L")
     small = grey.copy()
-    small.thumbnail((_SIDE, _SIDE), Image.Resampling.BILINEAR, reducing_gap=2.0)
+    small.thumbnail((LOOKED_AT_SIDE, LOOKED_AT_SIDE), Image.Resampling.BILINEAR, reducing_gap=2.0)
     grey_HW = np.asarray(small, dtype=np.float32) / 255
     shadows, lights = (float(level) for level in np.percentile(grey_HW, (5, 99)))
     contrast = float(grey_HW.std())

@@ -26,10 +26,10 @@ from siammm.learn.encode import encode
 from siammm.metrics.kmeans import without_zero_warnings
 from siammm.report import thumbnails
 from siammm.report.clusters import chunks
-from siammm.report.gather import Gathered
+from siammm.report.gather import Gathered, as_rows
 from siammm.report.json_numbers import number
 from siammm.report.quality import look_at_all, quality
-from siammm.report.schema import ImagePage, Naming, Neighbour, Quality, Search
+from siammm.report.schema import ImagePage, Keeping, Naming, Neighbour, Quality, Search
 from siammm.runs.run import Run
 
 Order = Literal["central", "outlying"]
@@ -113,6 +113,14 @@ class Explorer:
             raise Missing(f"There is no group {index}; they are 0 to {len(groups) - 1}.")
         groups[index]["name"] = self.run.group_names.give(index, name)
         return Naming(name=groups[index]["name"])
+
+    # -- selections ---------------------------------------------------------------------------------------------------
+
+    def keep_selection(self, name: str, images: list[int]) -> Keeping:
+        """Keep what a person has selected, in the run and in the contents of the page."""
+        kept = as_rows(self.run.selections.keep(name, images), self.gathered.image_M)
+        self.gathered.contents["selections"] = kept
+        return Keeping(selections=kept)
 
     # -- pictures -----------------------------------------------------------------------------------------------------
 

@@ -20,16 +20,18 @@ import numpy as np
 import siammm
 from siammm.core.progress import Progress, silent
 from siammm.core.text import counted
-from siammm.metrics.image_quality import Look, look
+from siammm.metrics.image_quality import LOOKED_AT_SIDE, Look, look
 from siammm.report import assessments, clusters, comparison, history, projection, quality, thumbnails, tree
 from siammm.report.clusters import Measured, Rows
 from siammm.report.json_numbers import number, numbers
 from siammm.report.projection import MapMethod
-from siammm.report.schema import FORMAT, Contents, Images, Thumbnails
+from siammm.report.schema import FORMAT, Contents, Images, Selection, Thumbnails
 from siammm.report.thumbnails import Layout
 from siammm.runs.run import Run
 from siammm.settings.commands import ExploreConfig, ReportConfig
 
+MOST_OF_A_SELECTION = 500
+"""Images of a kept selection that are certainly on the page."""
 # Thumbnails of a sheet that is made while the user waits for it.
 _THUMBNAILS_ASKED = 128
 # Clusters mean little where the probability of images is less than this many times chance.
@@ -103,6 +105,9 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
     names, are_old = run.group_names.read()
     if are_old:
         notes.append("Groups were named, but in an earlier result of this run, so these names are not shown.")
+    selected = run.selections.read()
+    for images in selected.values():  # the first of many: a page has room for others too
+        rows.of(images[:MOST_OF_A_SELECTION])
     suspects = assessments.read_suspects(run, settings.audit, labels, rows, notes)
     figures = assessments.read_figures(run, settings.evaluation, notes)
     beside = None if settings.compare is None else comparison.compare(run, settings.compare, notes)
@@ -137,6 +142,7 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
         map_method=method,
         map_share=None if share is None else number(share, 4),
         groups=clusters.build_groups(found_clusters, names),
+        selections=as_rows(selected, image_M),
         clusters=found_clusters,
         images=Images(
             id=[run.ids[i] for i in image_M.tolist()],
@@ -159,6 +165,15 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
         notes=notes,
     )
     return Gathered(contents=contents, sheets=sheets, image_M=image_M, layout=layout, measured=measured)
+
+
+def as_rows(selected: dict[str, list[int]], image_M: np.ndarray) -> list[Selection]:
+    """Selections by the rows of the page's table; images that are not on the page are left out."""
+    row_of = {image: row for row, image in enumerate(image_M.tolist())}
+    return [
+        Selection(name=name, images=[row_of[image] for image in images if image in row_of])
+        for name, images in selected.items()
+    ]
 
 
 def _counted_levels(run: Run) -> str:
@@ -191,8 +206,8 @@ def _make_thumbnails(
     An image that is read for its thumbnail is looked at too, because decoding takes the most time.
     """
 
-    def look_at(row: int, image: np.ndarray) -> None:
-        looks[row] = look(image)
+    def look_at(row: int, image: np.ndarray, shape: tuple[int, int]) -> None:
+        looks[row] = look(image, shape)
 
     position_M = run.images.position_N[image_M]
     there_M = position_M >= 0
@@ -205,7 +220,9 @@ def _make_thumbnails(
         urls += [f"{settings.sheets_beside}/{i}" for i in range(-(-int(there_M.sum()) // layout.per_sheet))]
     elif run.images.source is not None:
         told = functools.partial(tell, "making thumbnails")
-        sheets, number_M = thumbnails.make_sheets(run.images.source, position_M.tolist(), layout, told, look_at)
+        sheets, number_M = thumbnails.make_sheets(
+            run.images.source, position_M.tolist(), layout, told, look_at, LOOKED_AT_SIDE
+        )
         n_bad = number_M.count(-1)
         if n_bad:
             notes.append(f"{n_bad:,} of the {len(image_M):,} images on this page can no longer be read.")

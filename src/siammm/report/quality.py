@@ -16,10 +16,10 @@ from siammm.core.progress import Progress, silent
 from siammm.data.decode import default_threads
 from siammm.data.source import Source
 from siammm.metrics.duplicates import duplicate_sets, near_duplicates
-from siammm.metrics.image_quality import Look, look, odd_images
+from siammm.metrics.image_quality import LOOKED_AT_SIDE, Look, look, odd_images
 from siammm.report.json_numbers import number
 from siammm.report.schema import DuplicateSet, OddImages, Quality
-from siammm.report.thumbnails import read_image
+from siammm.report.thumbnails import read_reduced
 from siammm.runs.run import Run
 
 _AT_ONCE = 256
@@ -29,8 +29,8 @@ def look_at_all(source: Source, positions: Sequence[int], tell: Progress = silen
     """Look at these images of a source; None for those that cannot be read."""
 
     def look_at(position: int) -> Look | None:
-        image = read_image(source, position)
-        return None if image is None else look(image)
+        read = read_reduced(source, position, LOOKED_AT_SIDE)
+        return None if read is None else look(*read)
 
     looks: list[Look | None] = []
     with ThreadPoolExecutor(default_threads(), thread_name_prefix="siammm-look") as pool:

@@ -162,6 +162,13 @@ class Quality(TypedDict):
     odd: list[OddImages]
 
 
+class Selection(TypedDict):
+    """Images that a person has selected and named in ``siammm explore``."""
+
+    name: str
+    images: list[int]
+
+
 class Suspect(TypedDict):
     """An image whose label looks wrong."""
 
@@ -210,6 +217,7 @@ class Contents(TypedDict):
     map_method: Literal["pca", "umap"]
     map_share: float | None  # the share of the variance that the map shows, for PCA
     groups: list[Group]
+    selections: list[Selection]
     clusters: list[Cluster]
     images: Images
     thumbnails: Thumbnails
@@ -256,6 +264,15 @@ class Naming(TypedDict):
     """
 
     name: str
+
+
+class Keeping(TypedDict):
+    """``POST selection``, with {"name": text, "images": positions} as its body and the page's token: all that are kept.
+
+    No images take the selection of that name away.
+    """
+
+    selections: list[Selection]
 
 
 class ImagePage(TypedDict):

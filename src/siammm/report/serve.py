@@ -36,6 +36,8 @@ _JSON, _HTML = "application/json; charset=utf-8", "text/html; charset=utf-8"
 _TIMEOUT = 60.0
 # Bytes of a request that gives a name, at most: each character may be escaped.
 _MOST_OF_A_NAME = 4096
+# And of one that gives a selection: the numbers of all images of a page.
+_MOST_OF_A_SELECTION = 2**20
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -219,6 +221,14 @@ class _Handler(BaseHTTPRequestHandler):
                     answer = explorer.name_group(_whole(index), name)
                     self.server.show(explorer)
                 return _JSON, _encoded(answer)
+            case ["selection"] if explorer is not None:
+                given = _object(self._sent("selection", _MOST_OF_A_SELECTION))
+                if not isinstance(given.get("name"), str) or not isinstance(given.get("images"), list):
+                    raise Refused(HTTPStatus.BAD_REQUEST, 'A selection is sent as {"name": text, "images": numbers}.')
+                with self.server.naming:
+                    answer = explorer.keep_selection(given["name"], given["images"])
+                    self.server.show(explorer)
+                return _JSON, _encoded(answer)
             case _:
                 raise Refused(HTTPStatus.NOT_FOUND, "There is nothing here by that name.")
 
@@ -273,13 +283,19 @@ def _encoded(answer: object) -> bytes:
 
 def _name(body: bytes) -> str:
     """The name in the body of a request."""
+    given = _object(body)
+    if not isinstance(given.get("name"), str):
+        raise Refused(HTTPStatus.BAD_REQUEST, 'A name is sent as {"name": text}.')
+    return given["name"]
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body; an empty one for anything else."""
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
-        given = None
-    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
-        raise Refused(HTTPStatus.BAD_REQUEST, 'A name is sent as {"name": text}.')
-    return given["name"]
+        return {}
+    return given if isinstance(given, dict) else {}
 
 
 def _one(given: dict[str, list[str]], name: str, default: str) -> str:

@@ -116,10 +116,20 @@ def read_image(source: Source, position: int) -> np.ndarray | None:
         return None
 
 
+def read_reduced(source: Source, position: int, longer: int) -> tuple[np.ndarray, tuple[int, int]] | None:
+    """The same as small as its longer side may be, with its true height and width."""
+    if position < 0:
+        return None
+    try:
+        return source.reduced(position, longer, of_longer=True)
+    except (BadImage, IndexError):
+        return None
+
+
 def read_thumbnail(source: Source, position: int, layout: Layout) -> Image.Image | None:
     """The thumbnail of an image of a source; None where it cannot be read."""
-    image = read_image(source, position)
-    return None if image is None else thumbnail(image, layout)
+    read = read_reduced(source, position, max(layout.width, layout.height))
+    return None if read is None else thumbnail(read[0], layout)
 
 
 def encoded(picture: Image.Image, layout: Layout) -> bytes:
@@ -151,19 +161,22 @@ def make_sheets(
     positions: Sequence[int],
     layout: Layout,
     progress: Callable[[int, int], None],
-    on_image: Callable[[int, np.ndarray], None] = lambda at, image: None,
+    on_image: Callable[[int, np.ndarray, tuple[int, int]], None] = lambda at, image, shape: None,
+    least_side: int = 1,
 ) -> tuple[list[bytes], list[int]]:
     """The sheets, and the number of each image's thumbnail; -1 for an image that cannot be read.
 
-    ``on_image`` is called in threads with each image that could be read, and its place among ``positions``.
+    ``on_image`` is called in threads with the place among ``positions`` of each image that could be read, the image
+    with a longer side of ``least_side`` or more, and its true height and width.
     """
+    longer = max(least_side, layout.width, layout.height)
 
     def read(at: int) -> Image.Image | None:
-        image = read_image(source, int(positions[at]))
-        if image is None:
+        found = read_reduced(source, int(positions[at]), longer)
+        if found is None:
             return None
-        on_image(at, image)
-        return thumbnail(image, layout)
+        on_image(at, *found)
+        return thumbnail(found[0], layout)
 
     number_M, n_made, step = [-1] * len(positions), 0, 256
     data: list[bytes] = []

@@ -14,6 +14,7 @@ assignments.parquet   the cluster and the group of every image
 embeddings.npy        what was clustered: float16, of unit length, one row for each row of assignments.parquet
 merges.json           the tree of merges, the node of each cluster in it, and the number of clusters after each epoch
 names.json            the names that a person has given to groups, in ``siammm explore``
+selections.json       the images that a person has selected and named there
 
 .lock                 the process that is writing into the folder, while one is
 
@@ -45,16 +46,16 @@ CONFIG, METRICS, CHECKPOINTS, SET_ASIDE = "config.json", "metrics.jsonl", "check
 INVENTORY = "inventory.parquet"
 MIXTURE, ENCODER, MERGES = "mixture.safetensors", "encoder.safetensors", "merges.json"
 ASSIGNMENTS, EMBEDDINGS, LOCK = "assignments.parquet", "embeddings.npy", ".lock"
-GROUP_NAMES = "names.json"
+GROUP_NAMES, SELECTIONS = "names.json", "selections.json"
 RUN_NAMES = frozenset(
     {CONFIG, INVENTORY, METRICS, CHECKPOINTS, SET_ASIDE, MIXTURE, ENCODER, MERGES, ASSIGNMENTS, EMBEDDINGS}
-    | {GROUP_NAMES, "tensorboard"}
+    | {GROUP_NAMES, SELECTIONS, "tensorboard"}
     | {"losses.svg", "clusters.svg"}  # of earlier versions
 )
 """What a run consists of; a folder that holds anything else is not replaced."""
 
 SUMMARY, IMAGES_TABLE = "summary.json", "embeddings.parquet"
-CLUSTERED_NAMES = frozenset({SUMMARY, MIXTURE, ASSIGNMENTS, EMBEDDINGS, IMAGES_TABLE, GROUP_NAMES})
+CLUSTERED_NAMES = frozenset({SUMMARY, MIXTURE, ASSIGNMENTS, EMBEDDINGS, IMAGES_TABLE, GROUP_NAMES, SELECTIONS})
 """What a run of ``siammm cluster`` consists of; a folder that holds anything else is not replaced."""
 
 TIMM_WEIGHTS, NETWORKS, CARD, ONNX = "model.safetensors", "siammm.safetensors", "README.md", "siammm.onnx"

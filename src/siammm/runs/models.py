@@ -39,7 +39,7 @@ class Model(Backbone):
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Features of a batch of images (B, D), and the unit embeddings (B, E) if there is a mixture of these."""
-        feature_BD = self.backbone(x).float()
+        feature_BD = (self.lean or self.backbone)(x).float()
         if self.run is None or self.mixture is None:
             return feature_BD, None
         clustered = self.run.clustered

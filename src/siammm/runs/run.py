@@ -40,6 +40,7 @@ from siammm.runs.mixture_file import load_clustered, load_trained
 from siammm.runs.network_file import load_network
 from siammm.runs.origin import RunOrigin
 from siammm.runs.pretrained import Backbone, EncoderChoice
+from siammm.runs.selections import Selections
 from siammm.settings.training import DataConfig, TrainConfig
 
 
@@ -290,6 +291,11 @@ class Run(RunOrigin):
     def group_names(self) -> GroupNames:
         """The names that a person has given to groups."""
         return GroupNames(self.path, self.cluster_N, self.group_K)
+
+    @cached_property
+    def selections(self) -> Selections:
+        """The images that a person has selected and named."""
+        return Selections(self.path, self.ids)
 
     @cached_property
     def group_N(self) -> np.ndarray:

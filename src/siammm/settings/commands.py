@@ -338,8 +338,9 @@ class SortConfig:
     to: Path
     """Folder to make; one that exists must be empty."""
 
-    by: Literal["group", "cluster"] = "group"
-    """Make one folder for each group, or one for each cluster. If no groups were found, the two are the same."""
+    by: Literal["group", "cluster", "selection"] = "group"
+    """Make one folder for each group, for each cluster, or for each selection that was kept in siammm explore. If no
+    groups were found, groups and clusters are the same."""
 
     copy: bool = False
     """Copy the files instead of linking to them."""

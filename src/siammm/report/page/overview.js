@@ -33,6 +33,7 @@ function mapPanel() {
   const placed = (row) => Number.isFinite(images.x[row]) && Number.isFinite(images.y[row]);
   const known = range(images.id.length).filter(placed);
   if (!known.length) return null;
+  const hasPictures = known.some((row) => images.thumbnail[row] >= 0);
   let [by, chosen, palette] = [hasGroups ? "group" : "cluster", -1, []];
   const groupOf = (i) => images[by][known[i]];
   const nGroups = () => ({ group: groups, cluster: clusters, label: labelNames })[by].length;
@@ -48,9 +49,12 @@ function mapPanel() {
     onHover: (i, box) => (i < 0 ? hideTip() : showTip(known[i], box)),
     onOpen: (i) => openCluster(images.cluster[known[i]]),
     onSelect: (points) => selection.show(points.map((i) => known[i])),
+    picture: hasPictures && ((i) => readyThumbnail(known[i], () => plot.draw())),
     describe: (i) => imageWords(known[i]),
   });
-  const selection = selectionPanel(() => plot.select([]));
+  const pointOf = new Map(known.map((row, i) => [row, i]));
+  const chooseRows = (rows) => plot.select(rows.filter((row) => pointOf.has(row)).map((row) => pointOf.get(row)));
+  const selection = selectionPanel(() => plot.select([]), chooseRows);
   const legend = roving(el("div.chips", { role: "group" }));
   const chip = (i) => {
     const press = () => {
@@ -87,8 +91,14 @@ function mapPanel() {
     if (plot.lasso) announce("Draw a line around images to select them, or press Enter on an image.");
     else plot.select([]);
   }, chooses);
+  const pictures = button("Images", () => {
+    plot.pictures = !plot.pictures;
+    pictures.setAttribute("aria-pressed", String(plot.pictures));
+    plot.draw();
+  }, { class: "tool", "aria-pressed": "true", title: "Show images on the map where there is room" });
   const tools = el(
     "div.map-tools",
+    hasPictures && pictures,
     choose,
     tool("+", () => plot.zoomAt(1.6), "Enlarge the map"),
     tool("\u2212", () => plot.zoomAt(1 / 1.6), "Make the map smaller"),
@@ -104,8 +114,8 @@ function mapPanel() {
   return el("section.panel.wide", top, note(how, part), el("div.map", plot.canvas, tools), legend, selection.element);
 }
 
-/** The images that were chosen on the map: how many, what they look like, and a table to take away. */
-function selectionPanel(clear) {
+/** The images that were chosen on the map: how many, what they look like, a table to take away, and those kept before. */
+function selectionPanel(clear, choose) {
   let rows = [];
   const total = el("h3", { role: "status" });
   const name = el("input", { type: "text", maxlength: 80, autocomplete: "off", dir: "auto" });
@@ -113,15 +123,45 @@ function selectionPanel(clear) {
     const lines = rows.map((row) => [name.value.trim(), ...imageCells(row)]);
     download(csvText([["selection", ...IMAGE_COLUMNS], ...lines]), `${fileName(name.value) || "selection"}.csv`);
   };
-  const tools = [button("Download CSV", save, { class: "primary" }), button("Clear", clear, { class: "tool" })];
+  const status = note({ role: "status" });
+  const kept = el("div.kept");
+  const listKept = () => {
+    const chips = contents.selections.map(({ name: own, images: chosen }) => {
+      const open = () => {
+        name.value = own;
+        choose(chosen);
+      };
+      return button([named(own), ` ${count(chosen.length)}`], open, { class: "chip" });
+    });
+    kept.replaceChildren(...(chips.length ? [el("h3", "Kept selections"), el("div.chips", ...chips)] : []));
+  };
+  const keep = async (positions, said) => {
+    try {
+      const body = JSON.stringify({ name: name.value, images: positions });
+      contents.selections = (await send("selection", "application/json", body)).selections;
+      status.textContent = said;
+      listKept();
+    } catch (error) {
+      status.textContent = error.message;
+    }
+  };
+  const inRun = "Kept in the run folder; siammm sort --by selection makes a folder of it.";
+  const tools = [
+    live && button("Keep", () => keep(rows.map((row) => images.position[row]), inRun), { class: "primary" }),
+    button("Download CSV", save, { class: live ? "tool" : "primary" }),
+    live && button("Forget", () => keep([], "It is not kept any more."), { class: "tool", title: "Forget the kept selection of this name" }),
+    button("Clear", clear, { class: "tool" }),
+  ].filter(Boolean);
   const controls = el("div.controls", field("Name", name, "grow"), ...tools);
   const shown = el("div");
-  const element = el("section.selection", { hidden: true }, total, controls, shown);
+  const current = el("section.selection", { hidden: true }, total, controls, status, shown);
+  listKept();
   return {
-    element,
+    element: el("div", kept, current),
     show(chosen) {
       rows = chosen;
-      element.hidden = !rows.length;
+      current.hidden = !rows.length;
+      status.textContent = "";
       total.textContent = rows.length ? `${plural(rows.length, "image")} selected` : "";
       shown.replaceChildren(...(rows.length ? [moreThumbnails(rows, "Selected images")] : []));
     },

@@ -24,11 +24,12 @@ class PointPlot {
   /**
    * xs, ys: positions from 0 to 1, y upwards. colour(i): [r, g, b]; dim(i): whether to show it faintly. radius: pixels.
    * onHover(i or -1, box), onOpen(i), describe(i): words. padding: [left, right, top, bottom] pixels. zooms: whether it
-   * can be enlarged. onSelect(points): what was chosen with the lasso, while `lasso` is on.
+   * can be enlarged. onSelect(points): what was chosen with the lasso, while `lasso` is on. picture(i): where a point has
+   * an image, [picture, left, top, width, height] in it, or null; drawn where there is room while `pictures` is on.
    */
   constructor({ label, ...options }) {
     Object.assign(this, { dim: null, zooms: true, zoom: 1, centre: [0.5, 0.5], current: -1, ...options });
-    Object.assign(this, { lasso: false, path: [], selected: new Set() });
+    Object.assign(this, { lasso: false, pictures: true, path: [], selected: new Set() });
     const role = { role: "application", "aria-roledescription": "map of points" };
     this.canvas = el("canvas.points", { tabindex: "0", ...role, "aria-label": label });
     this.index();
@@ -113,6 +114,7 @@ class PointPlot {
       }
     }
     context.putImageData(this.pixels, 0, 0);
+    if (this.picture && this.pictures) this.drawPictures(context, ratio, dim);
     if (this.path.length > 1) {
       context.lineWidth = 1.5 * ratio;
       context.strokeStyle = cssColour("--accent");
@@ -128,6 +130,42 @@ class PointPlot {
       context.beginPath();
       context.arc(x * ratio, y * ratio, radius + 4 * ratio, 0, 2 * Math.PI);
       context.stroke();
+    }
+  }
+
+  /** Small images on some of the points, so far apart that the others stay visible; more where the map is enlarged. */
+  drawPictures(context, ratio, dim) {
+    const side = clamp(this.canvas.clientWidth / 22, 26, 44);
+    const apart = side * (this.selected.size ? 1.15 : 1.6);
+    const taken = new Map(); // cell -> places, in cells so large that only neighbours can be too near
+    const cell = (value) => Math.floor(value / apart);
+    const isFree = (x, y) => {
+      for (let a = cell(x) - 1; a <= cell(x) + 1; a++) {
+        for (let b = cell(y) - 1; b <= cell(y) + 1; b++) {
+          const near = taken.get(`${a} ${b}`) ?? [];
+          if (near.some(([px, py]) => Math.max(Math.abs(px - x), Math.abs(py - y)) < apart)) return false;
+        }
+      }
+      return true;
+    };
+    const [width, height] = [this.canvas.clientWidth, this.canvas.clientHeight];
+    const { sx, sy, ox, oy } = this.frame();
+    for (let i = 0; i < this.xs.length; i++) {
+      if (dim?.(i)) continue;
+      const [x, y] = [ox + (this.xs[i] - this.centre[0]) * sx, oy - (this.ys[i] - this.centre[1]) * sy];
+      if (x < side / 2 || y < side / 2 || x > width - side / 2 || y > height - side / 2 || !isFree(x, y)) continue;
+      const found = this.picture(i);
+      if (!found) continue;
+      const key = `${cell(x)} ${cell(y)}`;
+      taken.set(key, [...(taken.get(key) ?? []), [x, y]]);
+      const [source, , , w, h] = found;
+      const factor = (side * ratio) / Math.max(w, h);
+      const box = [x * ratio - (w * factor) / 2, y * ratio - (h * factor) / 2, w * factor, h * factor];
+      const border = 1.5 * ratio; // in the colour of its point
+      context.fillStyle = `rgb(${this.colour(i).join(" ")})`;
+      context.fillRect(box[0] - border, box[1] - border, box[2] + 2 * border, box[3] + 2 * border);
+      context.imageSmoothingQuality = "high";
+      context.drawImage(source, ...found.slice(1), ...box);
     }
   }
 

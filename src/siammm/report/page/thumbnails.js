@@ -81,6 +81,25 @@ function drawThumbnails(context, thumbnails, boxes) {
   return waiting.length ? Promise.all(waiting) : null;
 }
 
+// A page that is served makes sheets when they are asked for: a map may ask for those of so many images.
+const MOST_ASKED_BY_MAP = 1024;
+const askedByMap = new Set();
+
+/** The thumbnail of a row as [picture, left, top, width, height], if its sheet is there; else null, and later `then`. */
+function readyThumbnail(row, then) {
+  const thumbnail = images.thumbnail[row];
+  if (!(thumbnail >= 0)) return null;
+  const [number, x, y] = place(thumbnail);
+  const ready = sheetReady.get(number);
+  if (ready) return [ready, x, y, thumbs.width, thumbs.height];
+  // Asked once: sheets that do not all fit into memory would push each other out for ever.
+  if (!askedByMap.has(number) && (!live || thumbnail < MOST_ASKED_BY_MAP)) {
+    askedByMap.add(number);
+    sheet(number).then(then, () => {});
+  }
+  return null;
+}
+
 // A canvas is painted once, when it is about to be seen.
 const painters = new WeakMap();
 const painterWatch = new IntersectionObserver(
@@ -160,7 +179,7 @@ function imageFacts(row) {
   const [cluster, label] = [images.cluster[row], hasLabels && fact("Label", named(labelName(images.label[row])))];
   const group = hasGroups && cluster >= 0 && fact("Group", named(groupName(images.group[row])));
   const own = cluster >= 0 && fact("Cluster", hasGroups ? cluster : named(`${cluster} ${givenName(cluster)}`));
-  const scores = [fact("Probability", figure(images.probability[row]))];
+  const scores = [fact("Share of its cluster", figure(images.probability[row]))];
   scores.push(fact("Outlier score", figure(images.outlier_score[row])));
   return el("dl", group, own, label, ...scores);
 }
