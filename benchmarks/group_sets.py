@@ -13,8 +13,8 @@ different images; ``letters`` is for judging too (see ``DEVELOP`` in number_of_g
 
 ``tinytest`` (the official validation images of Tiny-ImageNet's odd classes), ``cifar100test`` (test images of the odd
 classes of CIFAR-100) and the glyphs of ``FRESH_GLYPHS`` are a second family for judging, which was made after
-``letters`` and ``tinyimagenet`` had been looked at. ``THIRD_GLYPHS`` were made after that family had been looked at, and
-before anybody had seen these. Glyphs of ``cyrillic`` are for development.
+``letters`` and ``tinyimagenet`` had been looked at. ``THIRD_GLYPHS`` were made after that family had been looked at.
+Glyphs of ``cyrillic`` are for development.
 """
 
 from __future__ import annotations
