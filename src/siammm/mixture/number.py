@@ -32,8 +32,8 @@ _STEP, _SMOOTHING, _CLOSE = 1 / 16, 0.3, 0.5
 # images under a pretrained encoder it is 1 to 1.5 times, more with more kinds; for pixels of digits, which are clearer
 # before whitening, it is 2 to 3 times.
 _NEARLY_AS_CLEAR = 1.7
-# Communities are looked for at resolutions so far apart, until there are more than may be groups.
-_RESOLUTIONS = 0.05 * 1.25 ** np.arange(40)
+# At these resolutions there are one to several hundred communities.
+_RESOLUTIONS = 0.05 * 1.25 ** np.arange(35)
 
 
 @dataclass(frozen=True)
