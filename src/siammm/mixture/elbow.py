@@ -47,7 +47,7 @@ _WHITENINGS = 6
 _MOST_GROUPS = 500
 _LEAST_PER_GROUP = 4
 # An elbow counts if it is so sharp, relative to the sharpest; and how far apart two elbows are at least.
-_NEARLY, _APART = 0.25, 1.5
+_NEARLY, _APART = 0.4, 1.5
 # What the sharpest bend is at least, where others are relative to it.
 _LEAST_BEND = 0.02
 # Rows for every principal direction and for every neighbour, so that both can be estimated.
@@ -98,8 +98,8 @@ def levels(gain_K: Array) -> list[int]:
     bend = bends(gain_K)
     if not len(bend):
         return []
-    if bend.max() <= 0:  # It rises ever faster, as where kinds share their parts: letters in fonts. What is usual is 0.
-        bend = bend - np.median(bend)
+    # A gain that rises ever faster, as where kinds share their parts (letters in fonts), bends the other way mostly.
+    bend = bend - min(float(np.median(bend)), 0)
     number = 2 + np.arange(len(bend))
     found: list[int] = []
     for here, much in zip(number.tolist(), bend.tolist(), strict=True):
