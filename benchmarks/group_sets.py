@@ -4,14 +4,17 @@
     siammm embed lite --data FOLDER/SET.npz --image-size 128 --output SET-lite.npz
 
 PACKS is the folder with the packed sets and their ``unpack.py``. Fashion-MNIST and MNIST are read as the files of their
-test images (``t10k-images-idx3-ubyte``, also gzipped, with the labels beside it), letters from a folder of fonts.
+test images (``t10k-images-idx3-ubyte``, also gzipped, with the labels beside it), letters from a folder of fonts: those
+of the Debian packages in ``group_fonts.txt``, as ``apt-get download`` and ``dpkg -x`` leave them. (Glyphs of records
+before 2026-11-18, 22:30, are of other fonts.)
 
 Classes of Tiny-ImageNet with an even number are for development and those with an odd number for judging, from
 different images; ``letters`` is for judging too (see ``DEVELOP`` in number_of_groups.py).
 
 ``tinytest`` (the official validation images of Tiny-ImageNet's odd classes), ``cifar100test`` (test images of the odd
 classes of CIFAR-100) and the glyphs of ``FRESH_GLYPHS`` are a second family for judging, which was made after
-``letters`` and ``tinyimagenet`` had been looked at. Glyphs of ``cyrillic`` are for development.
+``letters`` and ``tinyimagenet`` had been looked at. ``THIRD_GLYPHS`` were made after that family had been looked at.
+Glyphs of ``cyrillic`` are for development.
 """
 
 from __future__ import annotations
@@ -34,6 +37,10 @@ FRESH_GLYPHS = {
     "greek": "αβγδεζηθικλμνξοπρστυφχψω",
     "numerals": "0123456789",
     "kana": "あいうえおかきくけこさしすせそたちつてとなにぬねのはひふへほまみむめもやゆよらりるれろわをん",
+}
+THIRD_GLYPHS = {
+    "hebrew": "אבגדהוזחטיכלמנסעפצקרשת",
+    "thai": "กขคฆงจฉชซฌญฎฏฐฑฒณดตถทธนบปผฝพฟภมยรลวศษสหฬอฮ",
 }
 FRESH_IMAGES = {"tinyimagenet": "tinytest", "cifar100": "cifar100test"}
 
@@ -73,7 +80,7 @@ def main() -> None:
         save(FRESH_IMAGES[name], *first(pack["images"][own], pack["labels"][own], PER_CLASS))
     if options.fonts:
         save("letters", *letters(options.fonts))
-        for name, alphabet in (DEVELOP_GLYPHS | FRESH_GLYPHS).items():
+        for name, alphabet in (DEVELOP_GLYPHS | FRESH_GLYPHS | THIRD_GLYPHS).items():
             save(name, *glyphs(options.fonts, alphabet))
 
 
