@@ -124,7 +124,11 @@ def test_a_reader_that_dies_at_the_end_of_an_epoch(nursery: Nursery, tmp_path: P
     assert "continue with: siammm train --resume run." in " ".join(command.err.split())
     rest = nursery.start(["train", "--resume", "run"], cwd=tmp_path)
     assert rest.wait() == 0, rest.err
-    assert not differences(contents(tmp_path / "whole"), contents(tmp_path / "run"))
+    found = [contents(tmp_path / name) for name in ("whole", "run")]
+    for one in found:  # the settings name another output
+        one["encoder.safetensors"].pop("header")
+    # The checkpoint also has the state of the generator from which workers are started, which is one start further.
+    assert set(differences(*found)) <= {"config.json", "checkpoints/last.safetensors"}
 
 
 def test_a_program_still_hears_of_its_own_children(nursery: Nursery, tmp_path: Path) -> None:
