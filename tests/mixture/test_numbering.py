@@ -25,4 +25,4 @@ def test_the_largest_comes_first(kind: type, as_tensor: bool) -> None:
     # It is the same mixture.
     assert np.array_equal(np.asarray(mixture.predict(X)), np.asarray(mixture.labels_))
     assert float(mixture.score(X)) == pytest.approx(likelihood)
-    assert np.all(np.diff(np.asarray(mixture.weights_)) <= 0)
+    assert np.all(np.diff(np.asarray(mixture.weights_, dtype=float)) <= 0)

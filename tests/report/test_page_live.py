@@ -195,7 +195,7 @@ def test_a_group_is_named_and_the_report_shows_it(browser, tmp_path: Path):
 
 def test_a_selection_is_kept(browser, tmp_path: Path):
     folder = made_run(tmp_path, n=120, k=4)
-    with serving(folder) as server:
+    with serving(opened(folder)) as server:
         watched = Watched(browser, server.url)
         page = watched.visit("#/overview")
         page.wait_for_selector(".map canvas.points")
