@@ -196,7 +196,9 @@ def test_settings_survive_being_stored_as_json(name: Any) -> None:
         PRESETS[name], data="photos", output=Path("a/b"), resume=Path("c"), concentration_scale="literal", compile=True
     )
     stored = json.loads(json.dumps(as_plain(config)))
-    assert from_plain(stored, Path("config.json")) == dataclasses.replace(config, resume=None), "how it was started is not stored"
+    assert from_plain(stored, Path("config.json")) == dataclasses.replace(config, resume=None), (
+        "how it was started is not stored"
+    )
     assert from_plain(as_plain(PRESETS[name]), Path("config.json")) == PRESETS[name]
 
 
