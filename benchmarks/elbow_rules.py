@@ -1,5 +1,4 @@
-"""Rules for the number of groups in the space that is whitened by neighbours: what decision 0041 was chosen from, its
-own (``by_clearest_elbow``), and the two halves of decision 0045, elbow and clearness, each alone.
+"""Rules for the number of groups in the space that is whitened by neighbours: what decision 0041 was chosen from.
 
 All work on Ward's trees in the space of ``whitened_by_neighbours``, averaged over the principal directions of
 ``SPACES``. Some compare with one Gaussian of the same covariance. The others rotate the directions at random, cut them
@@ -19,10 +18,9 @@ import numpy as np
 from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.special import gammaln
 
-from siammm.mixture.clearness import Communities, gaussian_twin
-from siammm.mixture.elbow import Elbow, bends, elbow, levels, principal_scores, whitened_by_neighbours
+from siammm.mixture.elbow import bends, elbow, levels, principal_scores, whitened_by_neighbours
 from siammm.mixture.graph import Graph, neighbour_graph, so_many_communities
-from siammm.mixture.number import LEAST_SHARED, clearness
+from siammm.mixture.groups import gaussian_twin
 
 Labels = np.ndarray
 SPACES = (32, 64, 128)
@@ -145,30 +143,6 @@ def sharpest(tried: np.ndarray, *curves: np.ndarray) -> int:
     return 2 + int(np.argmax(sum(bend / max(float(bend.max()), 1e-12) for bend in bent)))
 
 
-def by_clearest_elbow(x_ND: np.ndarray, seed: int) -> int:
-    """Decision 0041: of several elbows the one whose communities are the clearest."""
-    rows_ND = x_ND.astype(np.float64)
-    gain = elbow(rows_ND, seed)
-    numbers = [number for number in levels(gain.gain_K) if gain.shared(number) >= LEAST_SHARED]
-    if not numbers:
-        return 1
-    graph, first = whitened_graph(x_ND, seed)[1], Communities.of(rows_ND, unit=True, seed=seed)
-    return min(numbers, key=lambda number: first.ratio_of(so_many_communities(graph, number)))
-
-
-def by_sharpness(x_ND: np.ndarray, seed: int) -> int:
-    """The sharpest elbow of shared scatter, however clear the communities are."""
-    sharpness_K = Elbow(elbow(x_ND.astype(np.float64), seed).gain_K).sharpness_K()
-    return 2 + int(np.argmax(sharpness_K)) if len(sharpness_K) else 1
-
-
-def by_clearness(x_ND: np.ndarray, seed: int) -> int:
-    """The clearest communities in the whitened space, without an elbow."""
-    first = Communities.of(x_ND.astype(np.float64), unit=True, seed=seed)
-    number_T, ratio_T = clearness(whitened_graph(x_ND, seed)[1], first)
-    return int(number_T[np.argmin(ratio_T)])
-
-
 def by_description(x_ND: np.ndarray, seed: int) -> int:
     """The fewest nats that describe the graph and its groups: a stochastic block model that knows the degrees."""
     graph = whitened_graph(x_ND, seed)[1]
@@ -204,12 +178,7 @@ CURVES: dict[str, Callable[[Curves], int]] = {
     "halves agree": lambda c: c.tried_T[np.argmax(c.agreement_T)],
     "halves predict": lambda c: c.tried_T[np.argmin(c.error_T)],
 }
-NUMBERS = {name: partial(by_curve, pick) for name, pick in CURVES.items()} | {
-    "clearest elbow (0041)": by_clearest_elbow,
-    "sharpest elbow": by_sharpness,
-    "clearest communities": by_clearness,
-    "block model": by_description,
-}
+NUMBERS = {name: partial(by_curve, pick) for name, pick in CURVES.items()} | {"block model": by_description}
 RULES: dict[str, Callable[[np.ndarray, int], Labels]] = {
     f"whitened, {name}": partial(at_number, rule) for name, rule in NUMBERS.items()
 }

@@ -30,7 +30,7 @@ from sklearn.mixture import GaussianMixture
 import elbow_rules
 from siammm import VonMisesFisherMixture
 from siammm.metrics import clustering_scores
-from siammm.mixture import number as mixture_number
+from siammm.mixture import groups as mixture_groups
 from siammm.mixture.graph import communities
 
 Labels = np.ndarray
@@ -243,7 +243,7 @@ def by_merging(x_ND: np.ndarray, seed: int, *, start: int = 100, groups: bool) -
 
 def by_communities(x_ND: np.ndarray, seed: int) -> Labels:
     """What ``groups`` finds without the elbow (decision 0035 alone)."""
-    with mock.patch.object(mixture_number, "LEAST_SHARED", np.inf):
+    with mock.patch.object(mixture_groups, "LEAST_SHARED", np.inf):
         return by_merging(x_ND, seed, groups=True)
 
 

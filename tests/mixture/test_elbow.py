@@ -10,8 +10,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_mutual_info_score
 
 from siammm.mixture import groups
-from siammm.mixture import number as numbers
-from siammm.mixture.elbow import Elbow, bends, elbow, principal_scores, whitened_by_neighbours
+from siammm.mixture.elbow import Elbow, bends, elbow, levels, principal_scores, whitened_by_neighbours
 from siammm.mixture.graph import nearest, neighbour_graph, so_many_communities
 from tests.mixture.planted import kinds, unit
 
@@ -23,26 +22,21 @@ def bent_at(k: int, before: float, after: float, n: int = 200) -> np.ndarray:
 
 
 @pytest.mark.parametrize("k", [2, 3, 7, 40, 100])
-def test_the_sharpest_bend_is_where_the_gain_stops_to_rise(k: int) -> None:
+def test_the_sharpest_bend_is_found(k: int) -> None:
     gain = bent_at(k, 0.3, 0.1)
+    assert levels(gain) == [k]
     assert bends(gain).max() == pytest.approx(0.2)
-    sharpness = Elbow(gain).sharpness_K()
-    assert 2 + int(sharpness.argmax()) == k
-    assert sharpness.max() == 1
 
 
-def test_a_gain_that_rises_ever_faster_is_sharpest_where_it_bends_the_other_way_least() -> None:
-    """Letters in fonts: what fonts have in common is shared by all letters, and halves of the directions see it."""
-    octave = np.log2(np.arange(1, 400))
-    gain = bent_at(30, 0.3, 0.25, n=399) + 0.05 * octave**2
-    assert bends(gain).max() < 0
-    assert 2 + int(Elbow(gain).sharpness_K().argmax()) == 30
+@pytest.mark.parametrize(("sharp", "found"), [(0.2, [4, 40]), (0.05, [4])])
+def test_kinds_of_kinds_have_two_levels(sharp: float, found: list[int]) -> None:
+    assert levels(bent_at(4, 0.5, 0.2) + bent_at(40, sharp, 0.0)) == found
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_too_few_numbers_for_a_bend(n: int) -> None:
-    assert len(Elbow(np.zeros(n)).sharpness_K()) == 0
-    assert numbers.best_number(Elbow(np.zeros(n)), np.array([1, 2]), np.ones(2)) is None
+    assert levels(np.zeros(n)) == []
+    assert len(bends(np.zeros(n))) == 0
 
 
 def test_a_straight_gain_has_no_bend() -> None:
@@ -52,7 +46,7 @@ def test_a_straight_gain_has_no_bend() -> None:
 @pytest.mark.parametrize("k", [2, 12, 40])
 def test_the_number_of_kinds(k: int) -> None:
     found = elbow(kinds(k, n=1000, spread=0.7)[0])
-    assert abs(2 + int(found.sharpness_K().argmax()) - k) <= k // 40
+    assert abs(found.levels[0] - k) <= k // 40
     assert found.shared(k) > 0.3
     assert found.gain_K[0] == 0
 
@@ -62,15 +56,14 @@ def test_halves_of_a_single_cloud_share_nothing_however_often_it_is_divided() ->
     stretched = rng.normal(size=(800, 64)) * np.linspace(3, 0.3, 64)
     for x in (rng.normal(size=(800, 64)), stretched, rng.random((800, 20)), rng.standard_t(3, (800, 10))):
         found = elbow(x)
-        assert np.abs(found.gain_K).max() < numbers.LEAST_SHARED
+        assert np.abs(found.gain_K).max() < groups.LEAST_SHARED
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_few_directions(d: int) -> None:
     found = elbow(np.random.default_rng(0).normal(size=(300, d)))
     assert np.isfinite(found.gain_K).all()
-    if len(found.sharpness_K()):
-        assert found.shared(2 + int(found.sharpness_K().argmax())) < numbers.LEAST_SHARED
+    assert all(found.shared(number) < groups.LEAST_SHARED for number in found.levels)
 
 
 def test_equal_rows_share_nothing() -> None:
@@ -122,48 +115,25 @@ def test_many_weak_kinds_are_not_a_dozen(monkeypatch: pytest.MonkeyPatch) -> Non
     found = groups.found(x, nobody, 1, unit=True, separate=False)
     assert 20 <= found.n_groups <= 28
     assert adjusted_mutual_info_score(y, found.predict(x, nobody[:, 0])) > 0.9
-    monkeypatch.setattr(numbers, "LEAST_SHARED", np.inf)
+    monkeypatch.setattr(groups, "LEAST_SHARED", np.inf)
     assert groups.found(x, nobody, 1, unit=True, separate=False).n_groups < 20
 
 
 def test_parts_of_clear_kinds_are_not_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the elbow says counts only where communities are nearly as clear as the clearest."""
+    """What the elbow says counts only where it is nearly as clear as the clearest communities."""
     x, _ = kinds(6, spread=0.4)
     nobody = np.zeros((len(x), 2), dtype=int)
-    monkeypatch.setattr(numbers, "elbow", lambda *_: Elbow(bent_at(30, 0.3, 0.0)))
+    monkeypatch.setattr(groups, "elbow", lambda *_: Elbow([30], np.linspace(0, 1, 60)))
     assert groups.found(x, nobody, 1, unit=True, separate=False).n_groups == 6
-    monkeypatch.setattr(numbers, "_NEARLY_AS_CLEAR", np.inf)
+    monkeypatch.setattr(groups, "_NEARLY_AS_CLEAR", np.inf)
     assert groups.found(x, nobody, 1, unit=True, separate=False).n_groups > 20
 
 
 def test_of_two_levels_the_clearer_one(monkeypatch: pytest.MonkeyPatch) -> None:
     x, _ = kinds(6, spread=0.4)
     nobody = np.zeros((len(x), 2), dtype=int)
-    two_levels = bent_at(6, 0.3, 0.15) + bent_at(30, 0.2, 0.0)
-    assert 2 + int(Elbow(two_levels).sharpness_K().argmax()) == 30
-    monkeypatch.setattr(numbers, "elbow", lambda *_: Elbow(two_levels))
+    monkeypatch.setattr(groups, "elbow", lambda *_: Elbow([2, 6, 30], np.linspace(0.1, 1, 60)))
     assert groups.found(x, nobody, 1, unit=True, separate=False).n_groups == 6
-
-
-def test_an_elbow_decides_among_communities_that_are_equally_clear() -> None:
-    tried, equal = np.array([1, 2, 4, 8, 16, 32, 64, 128]), np.ones(8)
-    for k in (3, 20, 50):
-        found = numbers.best_number(Elbow(bent_at(k, 0.3, 0.1, n=400)), tried, equal)
-        assert found is not None
-        assert abs(found[1] - k) <= 0.05 * k
-
-
-def test_clear_communities_decide_where_the_elbow_is_broad() -> None:
-    tried = np.array([1, 2, 5, 10, 20, 40, 80])
-    ratio = np.exp(np.abs(np.log2(tried / 10)) / 5)
-    found = numbers.best_number(Elbow(bent_at(14, 0.3, 0.1)), tried, ratio)
-    assert found is not None
-    assert found[0] == 14
-    assert 9 <= found[1] <= 12
-
-
-def test_where_halves_share_nothing_there_is_no_number() -> None:
-    assert numbers.best_number(Elbow(bent_at(8, 0.001, 0.0)), np.array([1, 8, 64]), np.array([1.0, 0.5, 1.0])) is None
 
 
 def test_two_components_are_not_the_answer_where_the_elbow_says_twelve(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,5 +144,5 @@ def test_two_components_are_not_the_answer_where_the_elbow_says_twelve(monkeypat
     nearest_two = np.stack([y % 2, 1 - y % 2], axis=1)
     found = groups.found(x, nearest_two, 2, unit=True, separate=True)
     assert 10 <= found.n_groups <= 14
-    monkeypatch.setattr(numbers, "LEAST_SHARED", np.inf)
+    monkeypatch.setattr(groups, "LEAST_SHARED", np.inf)
     assert groups.found(x, nearest_two, 2, unit=True, separate=True).n_groups == 2, "they are as clear as communities"

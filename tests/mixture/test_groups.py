@@ -13,7 +13,6 @@ from sklearn.metrics import adjusted_mutual_info_score
 from siammm import GaussianMixture, VonMisesFisherMixture
 from siammm.core.errors import InputError
 from siammm.mixture import groups
-from siammm.mixture.clearness import gaussian_twin
 from siammm.mixture.groups import Groups
 from tests.conftest import Known
 from tests.mixture.planted import kinds, planted, unit
@@ -51,10 +50,10 @@ def test_a_single_cloud_has_no_groups() -> None:
 def test_the_twin_has_the_same_mean_and_covariance() -> None:
     rng = np.random.default_rng(0)
     x = rng.exponential(size=(3000, 6)) * np.arange(1, 7) + 10
-    twin = gaussian_twin(x, 0)
+    twin = groups.gaussian_twin(x, 0)
     np.testing.assert_allclose(twin.mean(axis=0), x.mean(axis=0), atol=0.6)
     np.testing.assert_allclose(np.cov(twin.T), np.cov(x.T), atol=4)
-    assert not np.array_equal(twin, gaussian_twin(x, 1))
+    assert not np.array_equal(twin, groups.gaussian_twin(x, 1))
 
 
 def test_borders_are_not_those_of_the_nearest_mean() -> None:

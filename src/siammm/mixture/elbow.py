@@ -12,7 +12,7 @@ Three ideas, none of which needs a label or a number:
    however often it is divided, so there is nothing to compare with.
 3. **Each kind that is told apart removes as much scatter as the one before; the parts of a kind remove less.** The
    *gain*, minus the logarithm of the scatter that is left within K groups, rises with K as long as kinds are told
-   apart, and has an elbow at their number: ``2 gain(K) - gain(K / 2) - gain(2 K)`` is large there. Kinds of kinds
+   apart, and has an elbow at their number: ``2 gain(K) - gain(K / 2) - gain(2 K)`` is largest there. Kinds of kinds
    have an elbow at each level: those whose sharpness is at least ``_NEARLY`` of the sharpest are ``levels``.
 
 The scatter is averaged over three spaces (``_DIRECTIONS``), because the number of principal directions that hold the
@@ -47,17 +47,17 @@ _WHITENINGS = 6
 _MOST_GROUPS = 500
 _LEAST_PER_GROUP = 4
 # An elbow counts if it is so sharp, relative to the sharpest; and how far apart two elbows are at least.
-_NEARLY, _APART = 0.4, 1.5
-# What the sharpest bend is at least, where others are relative to it.
-_LEAST_BEND = 0.02
+_NEARLY, _APART = 0.25, 1.5
 # Rows for every principal direction and for every neighbour, so that both can be estimated.
 _ROWS_PER_DIRECTION, _ROWS_PER_NEIGHBOUR = 4, 8
 
 
 @dataclass(frozen=True)
 class Elbow:
-    """How sharp an elbow the gain has at each number of groups, and how much of the scatter is between groups."""
+    """The numbers of groups at which the gain has an elbow, and how much of the scatter is between groups."""
 
+    levels: list[int]
+    """From the fewest groups to the most."""
     gain_K: Array
     """Minus the logarithm of the share of the scatter that is left within K = 1, 2, ... groups."""
 
@@ -65,14 +65,9 @@ class Elbow:
         """The share of the scatter in half of the directions that is between groups of the other; 0 by chance."""
         return 1 - float(np.exp(-self.gain_K[n_groups - 1]))
 
-    def sharpness_K(self) -> Array:
-        """The bend at K = 2, 3, ... groups, relative to the sharpest: 1 there, less elsewhere."""
-        bend_K = bends(self.gain_K)
-        return 1 + (bend_K - bend_K.max()) / max(float(bend_K.max()), _LEAST_BEND) if len(bend_K) else bend_K
-
 
 def elbow(x_ND: Array, seed: int = 0) -> Elbow:
-    """The gain of these rows, by Euclidean distance."""
+    """The numbers of groups that these rows may have, by Euclidean distance."""
     random = np.random.default_rng(seed)
     number_K = np.arange(1, max(2, min(_MOST_GROUPS, len(x_ND) // _LEAST_PER_GROUP)) + 1)
     fewest, most = _ROTATIONS
@@ -87,19 +82,16 @@ def elbow(x_ND: Array, seed: int = 0) -> Elbow:
             for own_NQ, other_NQ in (halves, halves[::-1]):
                 left.append(_scatter(linkage(own_NQ, "ward"), other_NQ)[: len(number_K)])
     if not left:
-        return Elbow(np.zeros(len(number_K)))
+        return Elbow([], np.zeros(len(number_K)))
     # So many groups leave (N - K) / (N - 1) of the scatter by chance.
     left_K = np.mean(left, axis=0) * (len(x_ND) - 1) / (len(x_ND) - number_K)
-    return Elbow(-np.log(np.maximum(left_K, 1e-12)))
+    gain_K = -np.log(np.maximum(left_K, 1e-12))
+    return Elbow(levels(gain_K), gain_K)
 
 
 def levels(gain_K: Array) -> list[int]:
     """The numbers where the gain bends more than around them, and not much less than where it bends most."""
     bend = bends(gain_K)
-    if not len(bend):
-        return []
-    # A gain that rises ever faster, as where kinds share their parts (letters in fonts), bends the other way mostly.
-    bend = bend - min(float(np.median(bend)), 0)
     number = 2 + np.arange(len(bend))
     found: list[int] = []
     for here, much in zip(number.tolist(), bend.tolist(), strict=True):

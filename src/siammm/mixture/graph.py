@@ -83,7 +83,7 @@ def neighbour_graph(x_ND: Array, n_neighbours: int) -> Graph:
 
 def path(graph: Graph, resolutions: Array) -> list[tuple[Array, float]]:
     """The communities of the graph at each resolution, and their loss."""
-    fine_N = graph.communities(max(_FINEST, float(resolutions.max())))[0]
+    fine_N = graph.communities(_FINEST)[0]
     coarse = graph.coarse(fine_N)
     found = [coarse.communities(float(resolution)) for resolution in resolutions]
     return [(label_K[fine_N], loss) for label_K, loss in found]

@@ -8,9 +8,10 @@ another kind. Groups are looked for among the samples themselves:
    too, but no groups. The smallest ratio says how many groups there are, and the same again in the space that is
    whitened by the covariance within these. If the ratio is above ``LARGEST_RATIO``, as for a single cloud, no groups
    are claimed.
-2. Of more than a dozen kinds these are too few. So every number of groups is judged by two things at once: how sharp an
-   elbow the scatter has there which two halves of the directions share (``elbow.py``), and how clear the communities
-   are of which there are so many, by the ratio of step 1 (``number.py``).
+2. Of more than a dozen kinds these are too few. So the elbows of the scatter that two halves of the directions share
+   are looked for as well (``elbow.py``). Each gives a number, and this gives groups: the communities at the resolution
+   that has so many, in the space that is whitened by the differences between neighbours. Of these the clearest by the
+   ratio of step 1 are taken, if they are nearly as clear as the communities of step 1 (``_NEARLY_AS_CLEAR``).
 3. Borders by a linear discriminant: one Gaussian per group, all with the same covariance. So a group is a linear score,
    and new samples get a group and a probability.
 
@@ -21,8 +22,7 @@ mixture, they take their place, and groups are looked for among them: the *secon
 to tell from the first, and counted over all samples this gives a graph of components (``of_components``). Its
 communities are the groups if they are clearer than those of components that are placed at random.
 
-The figures, and the rules that were tried besides, are in ``docs/decisions/0027``, ``0035``, ``0037``,
-``0041`` and ``0045``.
+The figures, and the rules that were tried besides, are in ``docs/decisions/0027``, ``0035``, ``0037`` and ``0041``.
 
 Legend:  N samples, M samples that decide, D dimensions, P principal directions, K components, G groups, E edges.
 """
@@ -41,10 +41,9 @@ import numpy as np
 import torch
 from sklearn.utils.extmath import randomized_svd
 
-from siammm.mixture.clearness import Communities
 from siammm.mixture.covariance import shrunk_covariance
-from siammm.mixture.graph import Array, communities
-from siammm.mixture.number import clearest_level
+from siammm.mixture.elbow import elbow, whitened_by_neighbours
+from siammm.mixture.graph import Array, Graph, communities, neighbour_graph, path, so_many_communities
 from siammm.mixture.shard import Shard
 
 MOST_ROWS = 3000
@@ -54,13 +53,23 @@ LARGEST_RATIO = 0.65
 # A single cloud that is bent, so that one half of its directions does say something about the other, has a ratio of .81
 # to 1. Sets of two and more classes have at most .78.
 LARGEST_RATIO_AT_ELBOW = 0.8
+# How much of the scatter must be between groups that the other half of the directions gave. Single clouds that are not
+# bent have at most .05, sets to develop on at least .1.
+LEAST_SHARED = 0.07
 # With fewer samples nothing is claimed.
 _LEAST_ROWS = 60
 # Components whose ratio is at most so many times that of the communities are as clear as these. In synthetic mixtures,
 # whose components merging finds, it is 1.01 to 1.14 times; under encoders of images, where it does not, 1.25 to 2.
 _AS_CLEAR = 1.2
+# Groups at the elbow count if their ratio is at most so many times that of the communities. On images under a
+# pretrained encoder it is 1 to 1.5 times, more with more kinds; for pixels of digits, where the elbow sees ways of
+# writing a digit (22 for ten), it is 2 to 3 times.
+_NEARLY_AS_CLEAR = 1.7
 # Components and an elbow whose numbers differ by no more than this share say the same.
 _NEAR = 0.2
+# More neighbours see coarser groups, if there are few rows; with many rows it makes little difference.
+_NEIGHBOURS, _ROWS_PER_NEIGHBOUR = (8, 15), 200
+_RESOLUTIONS = 0.12 * 1.3 ** np.arange(18)
 _PRINCIPAL = 64
 _BORDER_STEPS = 2
 # Neighbours that a component must have on average: the graph of nearest neighbours alone falls apart by itself.
@@ -152,22 +161,19 @@ def found(
         some_MD = (some_MD - centre_D) / scale
     basis_DP = _principal(some_MD, seed)
     z_MP = some_MD @ basis_DP
-    first = Communities.of(some_MD, unit=unit, seed=seed)
+    first = _Communities.of(some_MD, unit=unit, seed=seed)
     component_M, label_M = shard.taken(nearest_N2[:, 0], chosen), None
-    level = clearest_level(some_MD, z_MP, first, seed) if first.ratio <= LARGEST_RATIO_AT_ELBOW else None
-    if (
-        separate
-        and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio
-        and (level is None or _is_near(k, level.elbow))
-    ):
+    at_elbow_M = _at_elbow(some_MD, z_MP, first, seed) if first.ratio <= LARGEST_RATIO_AT_ELBOW else None
+    says = k if at_elbow_M is None else int(at_elbow_M.max()) + 1
+    if separate and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio and _is_near(k, says):
         # The components are as clear as any communities. Perhaps they have groups.
         label_K = of_components(nearest_N2[:, 0], nearest_N2[:, -1], k, shard)
         # Without gaps: a group may have no row among those that decide.
         label_M = None if label_K is None else np.unique(label_K[component_M], return_inverse=True)[1]
-    elif level is not None:
-        label_M = level.label_N
-    elif first.ratio <= LARGEST_RATIO and first.label_N.any():
-        label_M = _second_pass(z_MP, first.label_N, seed)
+    elif at_elbow_M is not None:
+        label_M = at_elbow_M
+    elif first.ratio <= LARGEST_RATIO and first.label_M.any():
+        label_M = _second_pass(z_MP, first.label_M, seed)
     if label_M is None or not label_M.any():
         return replace(Groups.none(k), ratio=first.ratio)
     for _ in range(_BORDER_STEPS):
@@ -189,12 +195,12 @@ def among_samples(X: Any, *, seed: int = 0) -> Groups:
     some_MD = _unit(x_ND[chosen].astype(np.float64))
     if len(x_ND) < _LEAST_ROWS:
         return Groups.none(1)
-    first = Communities.of(some_MD, unit=True, seed=seed)
-    if first.ratio > LARGEST_RATIO or not first.label_N.any():
+    first = _Communities.of(some_MD, unit=True, seed=seed)
+    if first.ratio > LARGEST_RATIO or not first.label_M.any():
         return replace(Groups.none(1), ratio=first.ratio)
     basis_DP = _principal(some_MD, seed)
     z_MP = some_MD @ basis_DP
-    label_M = _second_pass(z_MP, first.label_N, seed)
+    label_M = _second_pass(z_MP, first.label_M, seed)
     for _ in range(_BORDER_STEPS):
         label_M = _assigned(z_MP, label_M)
     weight_GP, offset_G = _discriminant(z_MP, label_M)
@@ -261,10 +267,64 @@ def _table(groups: Groups, x_ND: Array, component_N: Array, k: int, shard: Shard
 # -- among samples ----------------------------------------------------------------------------------------------------
 
 
+def _at_elbow(x_MD: Array, z_MP: Array, first: _Communities, seed: int) -> Array | None:
+    """Groups at the elbow whose communities are the clearest, if they are nearly as clear as any."""
+    bend = elbow(x_MD, seed)
+    numbers = [number for number in bend.levels if bend.shared(number) >= LEAST_SHARED]
+    if not numbers:
+        return None
+    space_MP = whitened_by_neighbours(z_MP - z_MP.mean(axis=0))
+    graph = neighbour_graph(space_MP, _neighbours_of(len(space_MP)))
+    found = [so_many_communities(graph, number) for number in numbers]
+    ratios = [first.ratio_of(label_M) for label_M in found]
+    best = int(np.argmin(ratios))
+    return found[best] if ratios[best] <= _NEARLY_AS_CLEAR * first.ratio and found[best].any() else None
+
+
 def _second_pass(z_MP: Array, label_M: Array, seed: int) -> Array:
     """The clearest communities where directions in which samples of one of these groups differ count less."""
     whitening_PP = _within(z_MP, _assigned(z_MP, label_M))[1]
-    return Communities.of(_unit((z_MP - z_MP.mean(axis=0)) @ whitening_PP), unit=True, seed=seed).label_N
+    return _Communities.of(_unit((z_MP - z_MP.mean(axis=0)) @ whitening_PP), unit=True, seed=seed).label_M
+
+
+def _neighbours_of(n: int) -> int:
+    """How many neighbours a sample has in a graph of so many."""
+    fewest, most = _NEIGHBOURS
+    return min(max(fewest, n // _ROWS_PER_NEIGHBOUR), most, n // 8)
+
+
+@dataclass(frozen=True)
+class _Communities:
+    """The communities at the resolution where they are furthest from those of one Gaussian."""
+
+    label_M: Array
+    ratio: float
+    graph: Graph
+    loss_of_gaussian: Array
+    """At each resolution."""
+
+    @classmethod
+    def of(cls, x_MD: Array, *, unit: bool, seed: int) -> _Communities:
+        neighbours, twin_MD = _neighbours_of(len(x_MD)), gaussian_twin(x_MD, seed)
+        graph = neighbour_graph(x_MD, neighbours)
+        null = path(neighbour_graph(_unit(twin_MD) if unit else twin_MD, neighbours), _RESOLUTIONS)
+        loss_of_gaussian = np.array([max(loss, 1e-12) for _, loss in null])
+        found = path(graph, _RESOLUTIONS)
+        ratios = np.array([loss for _, loss in found]) / loss_of_gaussian
+        best = int(np.argmin(ratios))
+        return cls(found[best][0], float(ratios[best]), graph, loss_of_gaussian)
+
+    def ratio_of(self, label_M: Array) -> float:
+        """The same ratio for other groups of the samples, at the resolution that suits them best."""
+        loss = np.array([self.graph.loss(label_M, float(resolution)) for resolution in _RESOLUTIONS])
+        return float((loss / self.loss_of_gaussian).min())
+
+
+def gaussian_twin(x_ND: Array, seed: int) -> Array:
+    """As many rows from one Gaussian of the same mean and covariance: no groups, but the same shape."""
+    n, mean_D = len(x_ND), x_ND.mean(axis=0)
+    weight_NN = np.random.default_rng(seed).standard_normal((n, n), dtype=np.float32) / np.sqrt(n)
+    return weight_NN @ (x_ND - mean_D) + mean_D
 
 
 # -- among components -------------------------------------------------------------------------------------------------
