@@ -132,7 +132,7 @@ def phases(load: Workload) -> Iterator[None]:
         (training.network, "targets", "targets"),
         (training.pieces, "loss", "loss"),
         (torch.Tensor, "backward", "backward"),
-        (training, "_store_in_bank", "bank"),
+        (training, "store_in_bank", "bank"),
         (training.optimiser, "step", "optimiser"),
         (training.network, "update_momentum", "momentum encoder's update"),
     ]

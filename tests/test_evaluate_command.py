@@ -316,7 +316,7 @@ def test_an_earlier_evaluation_is_kept(here: Path, capsys: pytest.CaptureFixture
         (["nothing"], "nothing does not exist"),
         (["t.npz", "--data", "digits"], "leave --data digits out"),
         (["t.npz", "--seeds", "1", "1"], "The seeds 1, 1 repeat"),
-        (["t.npz", "--seeds", "-1"], "The seed -1 is out of range"),
+        (["t.npz", "--seeds", "-1"], "--seeds is -1, but it must be from 0 to"),
         (["t.npz", "--protocols", "semi"], "needs an encoder"),
         (["t.npz", "--k-means", "25000"], "k-means was asked for 25,000 clusters of 108 samples"),
         (["t.npz", "--transfer", "digits"], "leave --transfer out"),
