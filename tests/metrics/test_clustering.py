@@ -88,6 +88,13 @@ def test_codes_of_mixed_labels() -> None:
     assert names == ["b", 1]
 
 
+@pytest.mark.parametrize("endless", [np.inf, -np.inf])
+def test_a_label_without_end_is_refused(endless: float) -> None:
+    """It could not be written to the JSON of a result."""
+    with pytest.raises(InputError, match=f"label of row 1 is {endless}"):
+        label_codes(np.array([1.0, endless, 2.0]))
+
+
 @pytest.mark.parametrize(
     ("true", "pred", "match"),
     [

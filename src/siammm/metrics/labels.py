@@ -58,6 +58,10 @@ def label_codes(labels: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, list[An
         )
     except TypeError as error:  # lists and the like
         raise InputError(f"The labels cannot be told apart ({error}); give one number or name for each.") from error
+    endless = next((v for v in found if isinstance(v, float | np.floating) and np.isinf(v)), None)
+    if endless is not None:
+        row = int(np.argmax(codes == found[endless]))
+        raise InputError(f"The label of row {row} is {endless}, but a label is a name or a finite number; correct it.")
     return codes, list(found)
 
 
