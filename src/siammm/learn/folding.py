@@ -1,8 +1,7 @@
 """BatchNorm as part of the convolutions before it: the same network in evaluation, with less work.
 
 In evaluation BatchNorm multiplies and adds the same numbers for every image, which the weights of a convolution can do
-as well. On a CPU, where passing over a tensor costs as much as computing with it, EfficientNet-Lite0 then needs little
-more than half the time.
+as well. On a CPU, where passing over a tensor costs as much as computing with it, this saves a good part of the time.
 """
 
 from __future__ import annotations
