@@ -91,6 +91,7 @@ def test_merges_after_the_last_epoch(found: Run) -> None:
         {"linkage": [[0, 99, 0.5, 2]], "n_merges": 1},
         {"linkage": "torn", "n_merges": 2},
         {"n_clusters_by_epoch": ["torn"]},
+        {"n_clusters_by_epoch": [[float("inf"), 1]]},
     ],
 )
 def test_a_tree_that_is_not_of_these_clusters(merges: dict[str, Any], found: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -98,9 +99,10 @@ def merge_rounds(run: Run) -> list[tuple[float, int, int]]:
 
 def _by_epoch(run: Run) -> list[tuple[float, int]]:
     try:
-        return [(float(epoch), int(k)) for epoch, k in run.merges.get("n_clusters_by_epoch", [])]
+        rows = [(float(epoch), int(k)) for epoch, k in run.merges.get("n_clusters_by_epoch", [])]
     except (TypeError, ValueError, OverflowError):
         return []
+    return rows if all(math.isfinite(epoch) for epoch, _ in rows) else []
 
 
 def starting_clusters(run: Run) -> int:
