@@ -339,6 +339,15 @@ def test_a_damaged_or_foreign_file_is_refused(small: Known, tmp_path: Path) -> N
         VonMisesFisherMixture.load(path)
 
 
+@pytest.mark.parametrize("stored", [{"temperature": "warm"}, {"n_neighbours": "many"}, {"assignment": "by chance"}])
+def test_stored_parameters_that_mean_nothing_are_refused(stored: dict[str, Any], small: Known, tmp_path: Path) -> None:
+    path = tmp_path / "mixture.safetensors"
+    mixture = VonMisesFisherMixture(6, random_state=0).fit(small.X)
+    mixture.set_params(**stored).save(path)
+    with pytest.raises(StoredFileError, match="header cannot be read"):
+        VonMisesFisherMixture.load(path)
+
+
 def test_a_failed_save_leaves_the_old_file(small: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mixture.safetensors"
     mixture = VonMisesFisherMixture(6, random_state=0).fit(small.X)
