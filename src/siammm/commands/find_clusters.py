@@ -79,7 +79,9 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
                 _fit(mixture, table)
     k = int(mixture.n_components_)
     sizes = Shard.of(len(X), together=True).summed(np.bincount(mixture.labels_, minlength=k))
-    if not isinstance(config.init, Path):  # clusters that went on from others keep their numbers
+    if n_merged is not None or not isinstance(
+        config.init, Path
+    ):  # clusters that went on from others keep their numbers
         sizes = sizes[number_by_size(mixture, sizes)]
     clusters = np.ascontiguousarray(mixture.labels_)
     # A few more passes over the samples, with the fitted components.

@@ -29,13 +29,16 @@ _NEW, _WITHOUT_CHECKPOINT, RESUMABLE, FINISHED = range(4)
 def resume(config: TrainConfig, context: Context, stack: contextlib.ExitStack) -> PreparedTraining:
     """Prepare to go on with the run ``config.resume``."""
     assert config.resume is not None
-    run, folder, lock, differences = Run.unfinished(config.resume), None, None, None
-    settings, course = resumed(config, run.config, was_changed=bool(run.facts.get("changes")))
-    check_settings(settings)
+    folder, lock, differences = None, None, None
     with ranks.refused_together(context.device):
         if context.rank == 0:
-            lock = run_lock(run.path, remedy="stop it and resume then", patience=config.resume_if_exists)
+            path = Run.unfinished(config.resume).path
+            lock = run_lock(path, remedy="stop it and resume then", patience=config.resume_if_exists)
             stack.enter_context(lock)
+    # Only now: another process may have changed the run while this one waited for the lock.
+    run = Run.unfinished(config.resume)
+    settings, course = resumed(config, run.config, was_changed=bool(run.facts.get("changes")))
+    check_settings(settings)
     where = config.data or str(run.data)
     with ranks.refused_together(context.device):
         source = open_images(where, settings.reading)

@@ -110,7 +110,7 @@ def _word_of_this_start(store: Any, rank: int, world: int, timeout: timedelta) -
         for other in [other for other in sorted(waits_for) if store.check([f"siammm/asked/{other}"])]:
             store.set(f"siammm/answer/{store.get(f'siammm/asked/{other}').decode()}", word)
         waits_for = {other for other in waits_for if not store.check([f"{word}/heard/{other}"])}
-        if time.monotonic() > until:
+        if waits_for and time.monotonic() > until:
             raise InputError(f"{len(waits_for)} of {world} processes were not heard of; check that all were started.")
         time.sleep(_PAUSE_SECONDS)
     return word

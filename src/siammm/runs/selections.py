@@ -47,11 +47,13 @@ class Selections:
             return {str(name): self._checked(images) for name, images in stored["selections"].items()}
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise StoredFileError(f"{self.path} cannot be read ({one_line(error)}); remove it.") from error
+        except OSError as error:
+            raise StoredFileError(f"{self.path} cannot be read ({one_line(error)}); allow reading there.") from error
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise StoredFileError(f"{self.path} is damaged ({one_line(error)}); remove it.") from error
 
     def keep(self, name: str, images: Any) -> dict[str, list[int]]:
-        """Keep a selection under a name, in place of one of that name; without images, forget it. All that are kept."""
+        """Keep a selection under a name, in place of one of that name; without images, forget it. Returns all."""
         name = " ".join(printable(name).split())
         if not name:
             raise InputError("A selection is kept by its name; type one.")
@@ -59,7 +61,7 @@ class Selections:
             raise InputError(f"The name has {len(name):,} characters, but at most {LONGEST} are kept; shorten it.")
         try:
             images = self._checked(images)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"The selection has images that the run has not ({one_line(error)}).") from error
         with self._writing:
             FolderLock(self.path.parent, files.LOCK, remedy="keep the selection later").check_free()
