@@ -24,6 +24,8 @@ def read_assignments(path: Path, n_clusters: int, *, ids_are_text: bool, again: 
     try:
         table = pq.read_table(path)
         cluster_N = table.column("cluster").cast(pa.int64()).to_numpy()
+        if "id" not in table.column_names:
+            raise ValueError("it has no ids")
         if ids_are_text and (table.column("id").null_count or not pa.types.is_string(table.schema.field("id").type)):
             raise ValueError("its ids are not text")
         has_groups = "group" in table.column_names
