@@ -52,7 +52,9 @@ def main() -> None:
         write_folder(folder, example_images(1200, size=(8, 8), n_classes=4))
         trial = trained(folder, "trial", _TRIAL_EPOCHS)
         epochs = max(_TRIAL_EPOCHS, round(_TRIAL_EPOCHS * 60 * args.minutes / trial))
-        alone = trained(folder, "alone", epochs)
+        # The same name for both, which settings and headers of files hold.
+        alone = trained(folder, "run", epochs)
+        (folder / "run").rename(folder / "alone")
         stops, seconds = stopped_again_and_again(folder, epochs, args.pause, args.seed)
         found = differences(contents(folder / "alone"), contents(folder / "run"))
     kinds = collections.Counter(name for name, _ in stops)
