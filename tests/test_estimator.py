@@ -82,8 +82,8 @@ def test_predicting_what_was_fitted_gives_the_labels(fitted: SiamMM) -> None:
 
 def test_views_smaller_than_images_leave_the_images_as_they_are() -> None:
     model = small(view_size=6, epochs=1).fit(small_images())
-    # After an epoch clusters overlap, and a few images lie between two of them: rounding decides there.
-    assert (model.predict(small_images()) == model.labels_).mean() > 0.9
+    # Two of its components coincide, and one numbering must decide between them everywhere.
+    np.testing.assert_array_equal(model.predict(small_images()), model.labels_)
 
 
 def test_features_and_embeddings_are_directions(fitted: SiamMM) -> None:

@@ -81,6 +81,8 @@ def finish(training: Training) -> Trained:
     order = number_by_size(
         mixture, np.bincount(of_all(torch.as_tensor(mixture.labels_)), minlength=mixture.n_components_)
     )
+    # Of components that coincide, the first has the images: so that ``predict`` agrees, in the order that it sees.
+    mixture.labels_ = mixture.predict(embedding_ND)
     share = mixture.predict_proba(embedding_ND.cpu().numpy()).max(axis=1).toarray().ravel()
     clusters = of_all(torch.as_tensor(mixture.labels_))
     k, seed, centres = int(mixture.n_components_), training.config.run.random_state, mixture.mean_directions_
