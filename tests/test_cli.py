@@ -20,12 +20,13 @@ from benchmarks import merge_families
 from PIL import Image
 
 import siammm
-from siammm.cli import main, parse
+from siammm.cli import _COMMANDS, main, parse
 from siammm.commands import demo
 from siammm.mixture.seeding import default_n_components
 from siammm.settings.commands import ClusterConfig, DemoConfig
 from siammm.settings.fields import with_settings
 from siammm.settings.presets import PRESETS
+from siammm.settings.usage import fault
 from tests.commands import refused
 from tests.digits import fewer_digits
 from tests.nursery import Nursery
@@ -122,11 +123,45 @@ def test_did_you_mean(arguments: str, sentence: str, here: Path, capsys: pytest.
     assert refused(arguments.split(), capsys) == f"siammm: {sentence}\n"
 
 
-@pytest.mark.parametrize(("flag", "meant"), [("--epoch", "--epochs"), ("--prest", "--preset")])
-def test_did_you_mean_a_flag(flag: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "x", flag, "3"]) == 2
-    printed = capsys.readouterr().err
-    assert printed.index("Perhaps you meant") < printed.index(f"{meant} ")
+USAGE = {
+    "train x --epoch 3": "siammm train has no flag --epoch; did you mean --epochs?",
+    "train x --prest cifar": "siammm train has no flag --prest; did you mean --preset?",
+    "cluster x -n 3": "siammm cluster has no flag -n; siammm cluster --help-all lists them.",
+    "cluster x --no-merge": "siammm cluster has no flag --no-merge; did you mean --merge?",
+    "cluster x --merge foo": "--merge takes auto, paper or none, not 'foo'.",
+    "cluster x --n-components=3.5": "--n-components takes a whole number, not '3.5'.",
+    "cluster x --init-x 3": "siammm cluster has no flag --init-x; did you mean --init?",
+    "cluster x --device --tol 1": "--device needs a value; siammm cluster --help-all says which.",
+    "evaluate x --seeds 1 two": "--seeds takes a whole number, not 'two'.",
+    "cluster x --concentration y": "--concentration takes per-component, closed-form, shared or a number, not 'y'.",
+    f"train x --epochs {80 * 'n'}": f"--epochs takes a whole number, not '{40 * 'n'}...'.",
+    "cluster a b": "siammm cluster takes one DATA, not also b; put quotes around a pattern or a name with spaces.",
+    "demo x": "siammm demo takes flags only, not also x; put quotes around a pattern or a name with spaces.",
+    "cluster": "siammm cluster needs DATA; siammm cluster --help says what it is.",
+    "compare": "siammm compare needs EVALUATION; siammm compare --help says what it is.",
+}
+
+
+@pytest.mark.parametrize("arguments", USAGE)
+def test_wrong_words_are_named_in_a_sentence(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(arguments.split(), capsys) == f"siammm: {USAGE[arguments]}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "cluster x --merge paper --merge-threshold -1.2 --no-overwrite",
+        "cluster x --n_components None --concentration 3",
+        "evaluate x --k-means --seeds 1 2 --protocols knn",
+        "compare a b c",
+        "train --resume run",
+        "train x --more-components",
+    ],
+)
+def test_words_that_are_right_are_left_alone(arguments: str) -> None:
+    command, *words = arguments.split()
+    assert fault(command, _COMMANDS[command], words) is None
+    parse([command, *words])
 
 
 def test_the_help_names_the_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,7 @@ from siammm.settings.methods import METHODS, with_method
 from siammm.settings.presets import PRESETS
 from siammm.settings.stored import starting_point
 from siammm.settings.training import TrainConfig
+from siammm.settings.usage import fault
 
 # A command is the function of this name in the module of this name.
 _COMMANDS: dict[str, type] = {
@@ -78,6 +79,10 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     if arguments and arguments[0] not in _COMMANDS and arguments[0] not in _OWN_FLAGS:
         return _fail(_no_command(arguments[0]), 2)
+    if arguments and arguments[0] in _COMMANDS:
+        wrong = fault(arguments[0], _COMMANDS[arguments[0]], arguments[1:])
+        if wrong is not None:
+            return _fail(wrong, 2)
     _let_waiting_threads_sleep()
     try:
         config = parse(arguments)

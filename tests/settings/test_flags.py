@@ -120,6 +120,11 @@ def test_the_help_is_short_and_says_where_the_rest_is(command: str, help_of: Any
     assert "--help-all" not in whole
 
 
+def test_the_help_names_the_kind_of_an_optional_value(help_of: Any) -> None:
+    assert re.search(r"--output PATH\b", help_of("cluster", "--help"))
+    assert not any("{None}|" in help_of(command, "--help") for command in ("cluster", "train"))
+
+
 def test_the_help_of_train_shows_eleven_settings_in_groups(help_of: Any) -> None:
     text = help_of("train", "--help")
     assert len(flags_in(text)) == 11

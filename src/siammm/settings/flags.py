@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+import types
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from tyro.conf import arg
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
@@ -72,7 +74,18 @@ def _with_readable_help(field: Any) -> Any:
     text: Any = field.helptext
     text = text() if callable(text) else text
     kind = Annotated[field.type, arg(help_behavior_hint="")] if field.default in (None, ()) else field.type
+    value = _value_of_optional(field.type)
+    if value is not None:
+        kind = Annotated[kind, arg(metavar=value)]
     return dataclasses.replace(field, type=kind, helptext=None if text is None else " ".join(text.split()))
+
+
+def _value_of_optional(kind: Any) -> str | None:
+    """What to write for the value of a flag that may be None: ``PATH`` in place of ``{None}|PATH``."""
+    if get_origin(kind) not in (Union, types.UnionType):
+        return None
+    values = [one for one in get_args(kind) if one is not types.NoneType]
+    return values[0].__name__.upper() if len(values) == 1 and values[0] in (str, int, float, Path) else None
 
 
 def _rank(name: str) -> int:

@@ -1,0 +1,148 @@
+"""What is wrong with the words of a command line, in one sentence: unknown flags, wrong values, words too many.
+
+tyro parses the command line and says such things in a box of its own. This looks first, and leaves what it does not
+know to tyro.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from siammm.core.text import listed, shown
+from siammm.settings.arguments import Positional
+
+_BY_POSITION = get_args(Positional[int])[1]
+_LEFT_TO_TYRO = {"-h", "--help", "--help-all", "--"}
+_LONGEST = 40  # characters of a value that a sentence repeats
+
+
+def fault(command: str, kind: type, words: Sequence[str]) -> str | None:
+    """The first thing that is wrong with the words behind the name of a command; None if nothing is known to be."""
+    if _LEFT_TO_TYRO & set(words):
+        return None
+    flags, positions = _flags_and_positions(kind)
+    own: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-") or word == "-":
+            own.append(word)
+            continue
+        flag, equals, given = word.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        wanted = flags.get(name, flags.get(name.removeprefix("no_")))
+        if wanted is None or (wanted is not bool and name not in flags):
+            return _unknown(command, flag, flags)
+        if wanted is bool:
+            continue
+        several = get_origin(wanted) is tuple
+        values = [given] if equals else _values(rest, several=several)
+        if not values and not several:
+            return f"{flag} needs a value; siammm {command} --help-all says which."
+        for value in values:
+            if not _is_one(wanted, value):
+                return f"{flag} takes {_described(wanted)}, not {_shortened(value)}."
+    return _wrong_count(command, positions, own)
+
+
+def _flags_and_positions(kind: type) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The types of a command's flags, those of its groups of settings too, and of what is given by position."""
+    flags: dict[str, Any] = {}
+    positions: dict[str, Any] = {}
+    hints = get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        plain, notes = (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
+        if _BY_POSITION in notes:
+            is_needed = field.default is dataclasses.MISSING
+            name = next((note.metavar for note in notes if getattr(note, "metavar", None)), field.name.upper())
+            positions[name] = (is_needed, get_origin(plain) is tuple)
+        elif dataclasses.is_dataclass(plain):
+            flags |= _flags_and_positions(plain if isinstance(plain, type) else type(plain))[0]
+        else:
+            flags[field.name] = _without_none(plain)
+    return flags, positions
+
+
+def _without_none(kind: Any) -> Any:
+    """The type of a value that is given: ``tuple[int, ...]`` of ``tuple[int, ...] | None``."""
+    members = _members(kind)
+    return members[0] if len(members) == 1 else kind
+
+
+def _members(kind: Any) -> list[Any]:
+    """The types that a union consists of, without None."""
+    if get_origin(kind) not in (Union, types.UnionType):
+        return [kind]
+    return [member for member in get_args(kind) if member is not types.NoneType]
+
+
+def _values(rest: list[str], *, several: bool) -> list[str]:
+    """Take the words that are values of a flag; a number below 0 is one."""
+    taken: list[str] = []
+    while rest and not rest[0].startswith("--") and (several or not taken):
+        taken.append(rest.pop(0))
+    return taken
+
+
+def _is_one(kind: Any, value: str) -> bool:
+    """Whether a word can be read as this type; of a type that is not known here, everything can."""
+    if get_origin(kind) is tuple:
+        kind = get_args(kind)[0]
+    if value == "None":  # tyro's word for no value
+        return True
+    return any(_reads(member, value) for member in _members(kind))
+
+
+def _reads(kind: Any, value: str) -> bool:
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if kind not in (int, float):
+        return True
+    try:
+        kind(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _described(kind: Any) -> str:
+    """The values of a type in words: ``auto, paper or none``, ``a whole number``."""
+    if get_origin(kind) is tuple:
+        kind = get_args(kind)[0]
+    words: list[str] = []
+    for member in _members(kind):
+        if get_origin(member) is Literal:
+            words += [str(one) for one in get_args(member)]
+        else:
+            words.append({int: "a whole number", float: "a number", Path: "a path"}.get(member, "a word"))
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _shortened(value: str) -> str:
+    value = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
+    return repr(value)
+
+
+def _unknown(command: str, flag: str, flags: dict[str, Any]) -> str:
+    known = [f"--{name.replace('_', '-')}" for name in flags]
+    alike = difflib.get_close_matches(flag, known, n=1)
+    remedy = f"did you mean {alike[0]}?" if alike else f"siammm {command} --help-all lists them."
+    return f"siammm {command} has no flag {shown(flag)}; {remedy}"
+
+
+def _wrong_count(command: str, positions: dict[str, Any], own: list[str]) -> str | None:
+    """What to say where words that are no flags are missing or too many."""
+    needed = [name for name, (is_needed, _) in positions.items() if is_needed]
+    if len(own) < len(needed):
+        return f"siammm {command} needs {needed[len(own)]}; siammm {command} --help says what it is."
+    if len(own) > len(positions) and not any(several for _, several in positions.values()):
+        extra = listed(shown(word) for word in own[len(positions) :])
+        takes = f"one {next(iter(positions))}" if positions else "flags only"
+        return f"siammm {command} takes {takes}, not also {extra}; put quotes around a pattern or a name with spaces."
+    return None
