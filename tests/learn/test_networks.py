@@ -94,7 +94,11 @@ def test_residual_blocks_start_as_the_identity_if_asked() -> None:
         ("vit_tiny_patch16_224", {"image_size": 8}, "patches of 16 pixels, but the image size is 8"),
         ("resnet18", {"image_size": 0}, "image_size is 0"),
         ("conv-small", {"pretrained": True}, "no pretrained weights"),
-        ("resnet10t", {"pretrained": True}, "out of reach"),
+        (
+            "resnet10t",
+            {"pretrained": True},
+            r"timm:resnet10t cannot be downloaded \(no network here\); give their file, https://",
+        ),
     ],
 )
 def test_refusals(name: str, settings: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch) -> None:

