@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,52 @@ def test_images_for_a_table_and_a_table_for_images(photos: str, capsys: pytest.C
     }.items():
         assert sentence in refused(["cluster", *command.split(), "--device", "cpu"], capsys)
     assert sorted(path.name for path in Path().iterdir()) == ["photos", "table.npy"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ([], "one/ holds 1 image, but clusters need 2 or more; give a folder with more images."),
+        (["--n-components", "41"], "--n-components is 41, but photos/ holds 40 images; ask for at most as many"),
+        (["--merge", "none"], "With --merge none the number of clusters is needed; add --n-components."),
+        (["--temperature", "0"], "temperature is 0.0"),
+        (["--init", "nowhere.safetensors"], "nowhere.safetensors"),
+    ],
+)
+def test_what_is_refused_before_an_encoder_is_opened(
+    flags: list[str], sentence: str, photos: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody waits for a download or for the encoder, to be told what was known before."""
+    Path("one").mkdir()
+    shutil.copy("photos/kind0/00.png", "one")
+
+    def opened(*_: Any, **__: Any) -> None:
+        raise AssertionError("an encoder was opened")
+
+    monkeypatch.setattr("siammm.commands.cluster.open_model", opened)
+    data = photos if flags else "one/"
+    assert sentence in refused(["cluster", data, *flags, "--device", "cpu"], capsys)
+    assert sorted(path.name for path in Path().iterdir()) == ["one", "photos"]
+
+
+def test_groups_are_listed_first(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    """Whoever has photographs asks for their kinds; clusters are finer."""
+    random = np.random.default_rng(0)
+    kind_of = random.integers(5, size=600)
+    X = (np.eye(5, 16)[kind_of] + 0.3 * random.normal(size=(600, 16))).astype(np.float32)
+    np.savez("t.npz", embeddings=X, labels=kind_of)
+    assert main(["cluster", "t.npz", "--merge-floor", "15"]) == 0
+    printed = capsys.readouterr().out
+    rows = pq.read_table("t-clusters/assignments.parquet")
+    sizes = np.bincount(rows.column("group").to_numpy())
+    n_clusters = rows.column("cluster").to_numpy().max() + 1
+    assert "5 groups in 600 embeddings of 16 dimensions" in printed
+    at = [
+        printed.index(word) for word in ("5 groups in", " group ", f"There are also {n_clusters} clusters", " cluster ")
+    ]
+    assert at == sorted(at)
+    table = [line.split("\u2502")[1:4] for line in printed[at[1] : at[2]].splitlines() if line.startswith("\u2502")]
+    assert [(int(group), int(size)) for group, size, _ in table] == list(enumerate(sizes.tolist()))
 
 
 def test_a_result_is_no_folder_of_images(photos: str, capsys: pytest.CaptureFixture[str]) -> None:

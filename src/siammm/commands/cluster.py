@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from siammm.commands.cluster_tables import show
-from siammm.commands.find_clusters import find_clusters, timed
+from siammm.commands.find_clusters import check_before_encoding, find_clusters, timed
 from siammm.commands.process import one_process
 from siammm.commands.shards import refused_together
 from siammm.commands.write_clusters import write
@@ -131,6 +131,7 @@ def _cluster_images(config: ClusterConfig, output: Path, console: Console) -> No
 def _embedded(config: ClusterConfig, kept: Path, console: Console) -> tuple[Embedded, dict[str, Any]]:
     """The embeddings of the images, and what is to be known of the encoder."""
     source = open_images(config.data, config.reading)
+    check_before_encoding(config, len(source))
     with one_process("cluster", config.device) as device, Bar() as bar:
         bar.show("opening the encoder")
         model = open_model(config.encoder or default_encoder(), image_size=config.image_size, device=device)

@@ -1,4 +1,4 @@
-"""What is printed of clusters: how many there are, the largest of them, and their agreement with labels."""
+"""What is printed of groups and clusters: how many there are, the largest, and their agreement with labels."""
 
 from __future__ import annotations
 
@@ -15,29 +15,34 @@ from siammm.core.text import counted, shown
 from siammm.data import decode
 from siammm.data.embedding_table import PATH_KEYS
 from siammm.metrics.clustering import ClusteringScores, label_codes
-from siammm.mixture.groups import Groups
 from siammm.runs import files
 
-_ROWS_SHOWN = 12
+# The clusters are many where groups are listed before them.
+_ROWS_SHOWN, _ROWS_BESIDE_GROUPS = 12, 5
 
 
 def show(found: Clustering, output: Path, console: Console, *, of_images: bool = False) -> None:
     """Print the summary that a person reads."""
     mixture, merges = found.mixture, found.mixture.merges_
     n, d = found.table.n_samples, found.table.embeddings.shape[1]
-    started = "" if merges is None else f", merged from {merges.n_components[0]:,}"
-    what = "images" if of_images else f"embeddings of {d:,} dimensions"
+    what = f"{n:,} images" if of_images else f"{n:,} embeddings of {d:,} dimensions"
+    took = f"[dim]({sum(found.seconds.values()):.1f} s)[/]"
+    labels, clusters, groups = found.labelled or (None, found.clusters, found.group_labels)
+    started = "" if merges is None or found.n_merged is not None else f", merged from {merges.n_components[0]:,}"
     clusters_found = counted(int(mixture.n_components_), "cluster")
-    console.print(
-        f"\n[bold green]{clusters_found}[/]{in_groups(found.groups)} in {n:,} {what}{started} "
-        f"[dim]({sum(found.seconds.values()):.1f} s)[/]\n"
-    )
+    if found.groups.is_found:
+        console.print(f"\n[bold green]{counted(found.groups.n_groups, 'group')}[/] in {what} {took}\n")
+        console.print(size_table("group", found.group_sizes, groups, labels))
+        console.print(f"\nThere are also [bold]{clusters_found}[/]{started}:\n")
+    else:
+        console.print(f"\n[bold green]{clusters_found}[/] in {what}{started} {took}\n")
     spread_name = "concentration" if hasattr(mixture, "concentrations_") else "variance"
-    labels, clusters = found.labelled or (None, found.clusters)
-    console.print(cluster_table(found.sizes, spread_of_components(mixture), spread_name, clusters, labels))
+    spread = (spread_name, spread_of_components(mixture))
+    most = _ROWS_BESIDE_GROUPS if found.groups.is_found else _ROWS_SHOWN
+    console.print(size_table("cluster", found.sizes, clusters, labels, spread=spread, most=most))
     if found.n_merged is not None and found.groups.is_found:
         console.print(
-            f"[dim]Merging ended with {found.n_merged:,} clusters that overlap the groups, so these are finer ones.[/]"
+            f"[dim]Merging ended with only {counted(found.n_merged, 'cluster')}, so these are parts of the groups.[/]"
         )
     if mixture.n_components_ == 1 and merges is not None:
         console.print(
@@ -67,34 +72,40 @@ def _next(found: Clustering, output: Path, *, of_images: bool) -> list[tuple[obj
     return [*steps, *([("sort", output, "--to", "FOLDER", *data)] if has_files else [])]
 
 
-def in_groups(groups: Groups | None) -> str:
-    """How many groups the clusters form, if any."""
-    return f" [bold green]in {groups.n_groups:,} groups[/]" if groups is not None and groups.is_found else ""
-
-
-def cluster_table(
-    sizes: np.ndarray, spread: np.ndarray, spread_name: str, clusters: np.ndarray, labels: np.ndarray | None
+def size_table(
+    what: str,
+    sizes: np.ndarray,
+    part_N: np.ndarray,
+    labels: np.ndarray | None,
+    *,
+    spread: tuple[str, np.ndarray] | None = None,
+    most: int = _ROWS_SHOWN,
 ) -> Table:
-    """The largest clusters: size, spread and, with labels, their most frequent label."""
-    order = np.argsort(-sizes, kind="stable")[:_ROWS_SHOWN]
-    table = Table(title="The largest clusters" if len(sizes) > _ROWS_SHOWN else None, title_justify="left")
-    for heading in ("cluster", "size", "share", spread_name):
+    """The largest clusters or groups: size, spread if there is one and, with labels, their most frequent label.
+
+    ``part_N`` is the cluster or group of each labelled row.
+    """
+    order = np.argsort(-sizes, kind="stable")[:most]
+    more = len(sizes) - len(order)
+    table = Table(title=f"The largest {what}s" if more else None, title_justify="left")
+    for heading in (what, "size", "share", *([] if spread is None else [spread[0]])):
         table.add_column(heading, justify="right")
     if labels is not None:
         table.add_column("mostly")
         table.add_column("purity", justify="right")
     codes, names = (None, []) if labels is None else label_codes(labels)
     for k in order.tolist():
-        row = [str(k), f"{sizes[k]:,}", f"{sizes[k] / max(1, sizes.sum()):.1%}", f"{spread[k]:.4g}"]
+        row = [str(k), f"{sizes[k]:,}", f"{sizes[k] / max(1, sizes.sum()):.1%}"]
+        row += [] if spread is None else [f"{spread[1][k]:.4g}"]
         if codes is not None:
-            inside = codes[(clusters == k) & (codes >= 0)]
+            inside = codes[(part_N == k) & (codes >= 0)]
             if len(inside):
                 counts = np.bincount(inside)
                 row += [escape(shown(names[counts.argmax()])), f"{counts.max() / len(inside):.0%}"]
         table.add_row(*row)
-    if len(sizes) > _ROWS_SHOWN:
-        rest, more = sizes.sum() - sizes[order].sum(), f"in {len(sizes) - _ROWS_SHOWN:,} more"
-        table.add_row("...", f"{rest:,}", f"{rest / sizes.sum():.1%}", more, style="dim")
+    if more:
+        rest = sizes.sum() - sizes[order].sum()
+        table.add_row(f"{more:,} more", f"{rest:,}", f"{rest / sizes.sum():.1%}", style="dim")
     return table
 
 

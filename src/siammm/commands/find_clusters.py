@@ -21,6 +21,7 @@ from siammm.commands.shards import labelled_rows, outlier_scores, refused_togeth
 from siammm.core import ranks
 from siammm.core.errors import InputError, ZeroRowWarning
 from siammm.core.progress import Bar
+from siammm.core.text import counted
 from siammm.data.embedding_table import EmbeddingTable
 from siammm.metrics.clustering import ClusteringScores, clustering_scores
 from siammm.mixture.groups import Groups, of_these_components
@@ -31,6 +32,7 @@ from siammm.settings.commands import ClusterConfig
 
 # Where clusters must be finer than groups: so many for each, of at least so many samples on average.
 _PARTS, _SAMPLES_PER_PART = 8, 20
+_LEAST_IMAGES = 2
 # Rows, as many as a pass takes at a time.
 _DESCRIBED_AT_ONCE = 2**21
 
@@ -51,8 +53,10 @@ class Clustering:
     """The clusters that merging ended with, where these were fewer than the groups and were replaced by finer ones."""
     sizes: np.ndarray
     """How many of all ranks' rows each cluster has."""
-    labelled: tuple[np.ndarray, np.ndarray] | None
-    """The labels and clusters of all ranks' rows, in any order; None without labels."""
+    group_sizes: np.ndarray
+    """How many of all ranks' rows each group has."""
+    labelled: tuple[np.ndarray, np.ndarray, np.ndarray] | None
+    """The labels, clusters and groups of all ranks' rows, in any order; None without labels."""
     scores: ClusteringScores | None
     """Of all ranks' rows; only the rank that writes has them."""
     group_scores: ClusteringScores | None
@@ -92,12 +96,14 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
         with refused_together():
             probability, log_density = _described(mixture, X, clusters)
             group_labels = groups.predict(X, clusters)
+        of_groups = np.bincount(group_labels, minlength=groups.n_groups)
+        group_sizes = Shard.of(len(X), together=True).summed(of_groups)
         unusual = outlier_scores(log_density)
     labelled, scores, group_scores = None, None, None
     if table.labels is not None:
         with timed(seconds, "score"):
             labels, *found = labelled_rows(table.labels, clusters, group_labels)
-            labelled = (labels, found[0])
+            labelled = (labels, found[0], found[1])
             with refused_together():
                 if ranks.is_writer():
                     scores = clustering_scores(labels, found[0])
@@ -113,6 +119,7 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
         n_merged=n_merged,
         n_start=n_start,
         sizes=sizes,
+        group_sizes=group_sizes,
         labelled=labelled,
         scores=scores,
         group_scores=group_scores,
@@ -153,10 +160,26 @@ def _of_the_table(text: str, table: EmbeddingTable) -> str:
     return re.sub(r"\b([Rr]ow) (\d+)", lambda match: f"{match[1]} {int(match[2]) + table.first_row}", text)
 
 
-def _mixture(config: ClusterConfig, n_samples: int, n_dimensions: int) -> Any:
-    """The estimator that the settings describe."""
+def check_before_encoding(config: ClusterConfig, n_images: int) -> None:
+    """Refuse what can be refused before an encoder is opened and the images are encoded."""
+    if n_images < _LEAST_IMAGES:
+        raise InputError(
+            f"{config.data} holds {counted(n_images, 'image')}, but clusters need {_LEAST_IMAGES} or more; give a "
+            "folder with more images."
+        )
+    mixture = _mixture(config, n_images, None)
+    mixture.check_parameters()
+    if mixture.n_components > n_images and not isinstance(config.init, Path):
+        raise InputError(
+            f"--n-components is {mixture.n_components:,}, but {config.data} holds {n_images:,} images; ask for at most "
+            "as many as there are images."
+        )
+
+
+def _mixture(config: ClusterConfig, n_samples: int, n_dimensions: int | None) -> Any:
+    """The estimator that the settings describe; the number of columns may not be known yet."""
     vmf = config.family == "von-mises-fisher"
-    if vmf and n_dimensions < 2:
+    if vmf and n_dimensions == 1:
         raise InputError("The embeddings have 1 column, but a direction needs at least 2; use --family gaussian.")
     kind: Any = siammm.VonMisesFisherMixture if vmf else siammm.GaussianMixture
     # The settings have the names of the estimator's parameters; a few have other values in a command.
@@ -165,7 +188,7 @@ def _mixture(config: ClusterConfig, n_samples: int, n_dimensions: int) -> Any:
     settings["progress"] = sys.stderr.isatty()
     if isinstance(config.init, Path):
         start = kind.load(config.init)
-        if start.n_features_in_ != n_dimensions:
+        if n_dimensions not in (None, start.n_features_in_):
             raise InputError(
                 f"The mixture {config.init} has {start.n_features_in_} dimensions, but the embeddings have "
                 f"{n_dimensions}; use a mixture of the same embeddings."

@@ -12,10 +12,10 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from siammm.commands.cluster_tables import cluster_table, in_groups, score_table
+from siammm.commands.cluster_tables import score_table, size_table
 from siammm.commands.next_steps import next_steps
 from siammm.core.processes import Context
-from siammm.core.text import printable, shown
+from siammm.core.text import counted, printable, shown
 from siammm.data.decode import BadImage
 from siammm.data.folder_source import FolderSource
 from siammm.data.sources import Source
@@ -90,19 +90,24 @@ def show(training: Training, trained: Trained, output: Path, console: Console) -
     measured = metrics_line(trained.metrics[-1]) if trained.metrics else ""
     console.print(f"Trained in {_duration(training.seconds)}. {measured}")
     if trained.mixture is not None and trained.clusters is not None:
-        sizes = np.bincount(trained.clusters, minlength=trained.mixture.n_components_)
-        console.print(
-            f"[bold green]{trained.mixture.n_components_:,} clusters[/]{in_groups(trained.groups)} of "
-            f"{len(trained.ids):,} images, from {training.clustering.n_start:,} at the start.\n"
-        )
+        k, n, n_start = int(trained.mixture.n_components_), len(trained.ids), training.clustering.n_start
         labels = None if trained.label_values is None else np.array(trained.label_values, dtype=object)
+        clusters = counted(k, "cluster")
+        of_groups = trained.group_labels if trained.groups is not None and trained.groups.is_found else None
+        if of_groups is not None and trained.groups is not None:
+            console.print(f"[bold green]{counted(trained.groups.n_groups, 'group')}[/] of {n:,} images\n")
+            group_sizes = np.bincount(of_groups, minlength=trained.groups.n_groups)
+            console.print(size_table("group", group_sizes, of_groups, labels))
+            console.print(f"\nThere are also [bold]{clusters}[/], from {n_start:,} at the start:\n")
+        else:
+            console.print(f"[bold green]{clusters}[/] of {n:,} images, from {n_start:,} at the start.\n")
+        sizes = np.bincount(trained.clusters, minlength=k)
         concentration = torch.as_tensor(trained.mixture.concentrations_).double().cpu().numpy()
-        console.print(cluster_table(sizes, concentration, "concentration", trained.clusters, labels))
+        spread = ("concentration", concentration)
+        console.print(size_table("cluster", sizes, trained.clusters, labels, spread=spread))
         if labels is not None:
-            groups = trained.groups
-            coarse = None if groups is None or not groups.is_found else trained.group_labels
-            of_groups = None if coarse is None else clustering_scores(labels, coarse)
-            console.print(score_table(clustering_scores(labels, trained.clusters), of_groups))
+            group_scores = None if of_groups is None else clustering_scores(labels, of_groups)
+            console.print(score_table(clustering_scores(labels, trained.clusters), group_scores))
     console.print(f"Everything is in [bold]{escape(str(output))}[/].", soft_wrap=True)
     if trained.mixture is None:
         next_steps(console, ("evaluate", output))

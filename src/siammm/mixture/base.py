@@ -141,7 +141,7 @@ class Mixture(DensityMixin, BaseEstimator):
         """
         device = self._compute_device(X)
         with ranks.refused_together(device):
-            self._check_parameters()
+            self.check_parameters()
             samples = Samples(self._validated(X, reset=True), device=device, unit=self._unit)
         samples.join_ranks()
         self._prepare(samples, reset=True)
@@ -445,7 +445,8 @@ class Mixture(DensityMixin, BaseEstimator):
             )
         return X
 
-    def _check_parameters(self) -> None:
+    def check_parameters(self) -> None:
+        """Refuse parameters that no data would suit, as ``fit`` does first."""
         for name in ("n_components", "n_neighbours", "n_init", "max_iter", "merge_floor"):
             check_at_least(name, getattr(self, name), 1)
         lowest, highest = 1e-6, 1e6

@@ -84,7 +84,7 @@ def load(kind: type[Estimator], path: Path) -> Estimator:
         mixture: Any = kind(**header["parameters"])
         if not isinstance(mixture.device, str):
             raise TypeError("device is no text")
-        mixture._check_parameters()  # they are used by predict, too
+        mixture.check_parameters()  # they are used by predict, too
         for name in _ARRAYS[header["kind"]]:
             setattr(mixture, name, arrays[name])
         for name, value in header["fitted"].items():
