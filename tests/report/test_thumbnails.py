@@ -65,7 +65,7 @@ def test_aspect_is_kept_by_padding(tmp_path: Path) -> None:
     shape = layout(source, 3, None)
     assert (shape.width, shape.height) == (96, 96)
     sheet = read(make_sheets(source, [0, 1, 2], shape, nothing)[0][0])
-    for i, (height, width) in enumerate([(32, 96), (96, 32), (20, 20)]):
+    for i, (height, width) in enumerate([(32, 96), (96, 32), (96, 96)]):
         cell = sheet[:96, 96 * i : 96 * i + 96]
         opaque = cell[..., 3] > 128
         rows, columns = np.flatnonzero(opaque.any(axis=1)), np.flatnonzero(opaque.any(axis=0))
@@ -73,6 +73,19 @@ def test_aspect_is_kept_by_padding(tmp_path: Path) -> None:
         assert abs(rows.mean() - 47.5) <= 1
         assert abs(columns.mean() - 47.5) <= 1
         np.testing.assert_allclose(cell[opaque][:, :3].mean(axis=0), (200, 30, 30), atol=12)
+
+
+@pytest.mark.parametrize(("side", "sharp"), [(32, True), (8, True), (40, True), (20, True), (64, False), (72, False)])
+def test_a_small_image_among_large_ones_fills_its_cell(side: int, sharp: bool) -> None:
+    """As the pixels that it has, if they are few; one that is nearly large enough is enlarged smoothly."""
+    image = np.random.default_rng(0).integers(0, 255, (side, side, 3), dtype=np.uint8)
+    found = np.asarray(thumbnail(image, Layout(width=96, height=96, enlarge=1)))
+    assert found.shape == (96, 96, 3)
+    if 96 % side == 0:
+        np.testing.assert_array_equal(found, image.repeat(96 // side, axis=0).repeat(96 // side, axis=1))
+    middle = ((np.arange(side) + 0.5) * 96 / side).astype(int)  # the middle of each pixel has its colour
+    away = np.abs(found[np.ix_(middle, middle)].astype(int) - image)
+    assert (np.median(away) == 0) == sharp
 
 
 def test_a_very_long_image_has_a_cell() -> None:

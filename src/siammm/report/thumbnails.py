@@ -29,6 +29,8 @@ _LARGEST, _SMALLEST = 96, 32
 # Small pictures show what is lost, and cost little.
 _QUALITY, _QUALITY_OF_SMALL, _SMALL = 80, 88, 48
 _LOOKED_AT = 64
+# An image with a longer side of this or less is enlarged as the pixels that it has, as the page does.
+_PIXELS_ARE_SEEN = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +91,18 @@ def _shape(source: Source | None) -> tuple[int, int] | None:
 
 
 def thumbnail(image: np.ndarray, layout: Layout) -> Image.Image:
-    """An image in its cell: RGB where it fills the cell, otherwise RGBA."""
+    """An image in its cell, as large as fits: RGB where it fills the cell, otherwise RGBA."""
     height, width = image.shape[:2]
     scale = min(layout.width / width, layout.height / height)
-    if scale > 1:
-        scale = max(1, math.floor(scale)) if layout.enlarge > 1 else 1
     size = (max(1, min(layout.width, round(scale * width))), max(1, min(layout.height, round(scale * height))))
     small = Image.fromarray(image)
-    if size != small.size:
-        how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
-        small = small.resize(size, how, reducing_gap=2.0)
+    if scale > 1 and max(width, height) <= _PIXELS_ARE_SEEN:
+        # Each pixel first becomes whole pixels, so that it stays a square with sharp borders.
+        times = math.ceil(scale)
+        small = small.resize((times * width, times * height), Image.Resampling.NEAREST)
+        small = small.resize(size, Image.Resampling.BOX)
+    elif size != small.size:
+        small = small.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
     if size == (layout.width, layout.height):
         return small
     cell = Image.new("RGBA", (layout.width, layout.height), (0, 0, 0, 0))

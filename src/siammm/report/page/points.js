@@ -164,6 +164,7 @@ class PointPlot {
       const border = 1.5 * ratio; // in the colour of its point
       context.fillStyle = `rgb(${this.colour(i).join(" ")})`;
       context.fillRect(box[0] - border, box[1] - border, box[2] + 2 * border, box[3] + 2 * border);
+      context.imageSmoothingEnabled = !PIXELATED || factor < 1;
       context.imageSmoothingQuality = "high";
       context.drawImage(source, ...found.slice(1), ...box);
     }
