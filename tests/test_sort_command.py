@@ -14,7 +14,9 @@ from PIL import Image
 
 from siammm.cli import main
 from siammm.export.sorted_folders import safe_names
+from siammm.report.gather import GatherSettings, gather
 from siammm.runs.run import Run
+from siammm.settings.training import DataConfig
 from tests.clustered import QUICK, N, clustered_run, four_kinds, write_photos
 from tests.commands import refused
 from tests.export.runs import trained_run
@@ -55,7 +57,7 @@ def test_links_into_a_folder_for_each_group(result: Path, capsys: pytest.Capture
     assert sorted(path.name for path in Path("sorted").iterdir()) == ["group-0", "group-1", "images.csv"]
     assert state_of(photos) == before
     rows = rows_of("sorted")
-    assert list(rows[0]) == ["file", "sorted_as", "group", "cluster", "probability", "outlier_rank"]
+    assert list(rows[0]) == ["file", "sorted_as", "group", "group_name", "cluster", "probability", "outlier_rank"]
     assert sorted(row["file"] for row in rows) == sorted(before)
     place = {str(photos / name): i for i, name in enumerate(run.ids)}
     for row in rows:
@@ -69,6 +71,37 @@ def test_links_into_a_folder_for_each_group(result: Path, capsys: pytest.Capture
     assert sorted(int(row["outlier_rank"]) for row in rows) == list(range(1, N + 1))
     first = next(row for row in rows if row["outlier_rank"] == "1")
     assert run.outlier_N[place[first["file"]]] == run.outlier_N.max()
+
+
+def test_folders_have_the_names_that_were_given(tmp_path: Path) -> None:
+    result = clustered_run(tmp_path)
+    rewrite(result, group=[cluster // 2 for cluster in Run.open(result).cluster_N.tolist()])
+    Run.open(result).group_names.give(1, "../small: birds \u05d0")
+    assert main(["sort", str(result), "--to", "named"]) == 0
+    folders = {"group-0", "group-1-_.._small_ birds \u05d0"}
+    assert {path.name for path in Path("named").iterdir() if path.is_dir()} == folders
+    names = {(row["group"], row["group_name"]) for row in rows_of("named")}
+    assert names == {("0", ""), ("1", "../small: birds \u05d0")}
+    assert {row["sorted_as"].partition("/")[0] for row in rows_of("named")} == folders
+    assert main(["sort", str(result), "--to", "clusters", "--by", "cluster"]) == 0
+    assert {path.name for path in Path("clusters").iterdir() if path.is_dir()} == {f"cluster-{k}" for k in range(4)}
+
+
+def test_an_image_is_in_the_folder_of_its_own_group(tmp_path: Path) -> None:
+    """Also where most images of its cluster are in another; the page says the same."""
+    result = clustered_run(tmp_path)
+    group_N = np.array([cluster // 2 for cluster in Run.open(result).cluster_N.tolist()])
+    group_N[:3] = 1 - group_N[:3]
+    rewrite(result, group=group_N.tolist())
+    assert main(["sort", str(result), "--to", "sorted"]) == 0
+    run = Run.open(result)
+    run.find_images(None, DataConfig())
+    contents = gather(run, GatherSettings()).contents
+    on_page = dict(zip(contents["images"]["id"], contents["images"]["group"], strict=True))
+    photos = result.parent / "photos"
+    assert {str(Path(row["file"]).relative_to(photos)): int(row["group"]) for row in rows_of("sorted")} == on_page
+    sizes = [len(list((Path("sorted") / f"group-{g}").iterdir())) for g in range(2)]
+    assert sizes == [group["size"] for group in contents["groups"]] == np.bincount(group_N).tolist()
 
 
 def test_copies_into_a_folder_for_each_cluster(result: Path) -> None:

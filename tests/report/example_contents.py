@@ -103,6 +103,7 @@ def make(example: Example) -> Made:
         for i in range(example.n_labels)
     ]
     members = [np.flatnonzero(cluster == i) for i in range(k)]
+    group = _groups_of(cluster, example)
     contents = Contents(
         format=1,
         title=HOSTILE[1] if example.hostile else "example",
@@ -115,12 +116,13 @@ def make(example: Example) -> Made:
         merge_rounds=[(float(10 + 2 * i), before, after) for i, (before, after) in enumerate(_falls(k))],
         map_method="pca",
         map_share=0.41,
-        groups=_groups(members, label, example),
+        groups=_groups(members, group, label, example),
         selections=[Selection(name=HOSTILE[0] if example.hostile else "mine", images=list(range(min(5, n))))],
-        clusters=[_cluster(i, members, label, example, draw) for i in range(k)],
+        clusters=[_cluster(i, members, group, label, example, draw) for i in range(k)],
         images=Images(
             id=names,
             cluster=cluster.tolist(),
+            group=group.tolist(),
             probability=probability.round(4).tolist(),
             outlier_score=outlying.round(4).tolist(),
             label=label.tolist(),
@@ -154,6 +156,7 @@ def _run(example: Example, *, name: str, n_clusters: int) -> Run:
         n_images=example.n_images,
         n_clusters=n_clusters,
         n_groups=example.n_groups or n_clusters,
+        has_groups=bool(example.n_groups),
         image_size=example.thumbnail,
         backbone="resnet18",
         method="siammm",
@@ -201,23 +204,32 @@ def _group_of(i: int, example: Example) -> int:
     return i * example.n_groups // example.n_clusters if example.n_groups else i
 
 
+def _groups_of(cluster: np.ndarray, example: Example) -> np.ndarray:
+    """The group of each image: that of its cluster, but for every 40th, which is in the next."""
+    group = np.array([_group_of(int(i), example) for i in cluster])
+    if example.n_groups > 1:
+        group[39::40] = (group[39::40] + 1) % example.n_groups
+    return group
+
+
 def _levels(example: Example) -> str:
-    return f"The clusters form {example.n_groups} groups." if example.n_groups else "There is one level: no groups."
+    return f"The images form {example.n_groups} groups." if example.n_groups else "There is one level: no groups."
 
 
-def _groups(members: list[np.ndarray], label: np.ndarray, example: Example) -> list[Group]:
+def _groups(members: list[np.ndarray], group: np.ndarray, label: np.ndarray, example: Example) -> list[Group]:
     groups: list[Group] = []
     for g in range(example.n_groups or example.n_clusters):
         own = [i for i in range(example.n_clusters) if _group_of(i, example) == g]
-        rows = np.concatenate([members[i] for i in own])
+        rows = np.flatnonzero(group == g)
         name = (HOSTILE[g % len(HOSTILE)] if example.hostile else f"kind {g}") if example.named and g % 2 == 0 else ""
         most, purity = _majority(label[rows])
-        turns = itertools.zip_longest(*(members[i][:24].tolist() for i in own))
+        turns = itertools.zip_longest(*([row for row in members[i].tolist() if group[row] == g] for i in own))
         groups.append(
             Group(
                 name=name,
                 size=len(rows),
                 clusters=sorted(own, key=lambda i: -len(members[i])),
+                n_in_clusters=sum(int((group[members[i]] == g).sum()) for i in own),
                 central=[row for turn in turns for row in turn if row is not None][:24],
                 label=most,
                 purity=purity,
@@ -228,7 +240,12 @@ def _groups(members: list[np.ndarray], label: np.ndarray, example: Example) -> l
 
 
 def _cluster(
-    i: int, members: list[np.ndarray], label: np.ndarray, example: Example, draw: np.random.Generator
+    i: int,
+    members: list[np.ndarray],
+    group: np.ndarray,
+    label: np.ndarray,
+    example: Example,
+    draw: np.random.Generator,
 ) -> Cluster:
     mine = members[i]
     counts = _counts(label[mine])
@@ -237,6 +254,7 @@ def _cluster(
     n_merged = 1 + i % 5
     return Cluster(
         group=_group_of(i, example),
+        n_in_group=int((group[mine] == _group_of(i, example)).sum()),
         size=len(mine),
         weight=len(mine) / example.n_images,
         concentration=float(20 * np.exp(2.5 * draw.random())),

@@ -89,10 +89,12 @@ def made_run(
     pixels: np.ndarray | None = None,
     backbone: str = "conv-small",
     groups: list[int] | None = None,
+    strays: int = 0,
 ) -> Path:
     """A run folder as training leaves it, around random clusters, with its images beside it.
 
-    ``groups`` is the group of each cluster; by default each is its own, as where no coarser level is found.
+    ``groups`` is the group of each cluster; by default each is its own, as where no coarser level is found. So many
+    ``strays`` are in the group after that, as images that groups and clusters divide differently.
     """
     random = np.random.default_rng(seed)
     centre_KD = random.normal(size=(k, d))
@@ -115,10 +117,12 @@ def made_run(
     mixture.save(made.path / run.MIXTURE)
     np.save(made.path / run.EMBEDDINGS, x_ND.astype(np.float16))
     label_N = np.asarray(mixture.labels_, dtype=np.int32)
+    group_N = np.asarray(range(k) if groups is None else groups, dtype=np.int32)[label_N]
+    group_N[:strays] = (group_N[:strays] + 1) % (group_N.max() + 1)
     columns: dict[str, Any] = {
         "id": [source.identifier(i) for i in range(n)],
         "cluster": label_N,
-        "group": np.asarray(range(k) if groups is None else groups, dtype=np.int32)[label_N],
+        "group": group_N,
         "probability": np.asarray(mixture.predict_proba(x_ND).max(axis=1).toarray().ravel(), dtype=np.float32),
         "outlier_score": outlier_score(np.asarray(mixture.score_samples(x_ND))),
     }
@@ -172,6 +176,7 @@ def check_contents(contents: Contents, opened_run: Run) -> None:
     place = {name: i for i, name in enumerate(opened_run.ids)}
     row_of = [place[name] for name in images["id"]]
     assert images["cluster"] == opened_run.cluster_N[row_of].tolist()
+    assert images["group"] == opened_run.group_N[row_of].tolist()
     assert images["label"] == opened_run.label_N[row_of].tolist()
     assert images["position"] == (row_of if contents["live"] else [])
     check_quality(contents, opened_run)
@@ -179,7 +184,7 @@ def check_contents(contents: Contents, opened_run: Run) -> None:
     check_clusters(contents, opened_run.n_images)
     check_groups(contents, opened_run)
     if contents["tree"] is not None:
-        check_tree(contents, opened_run.n_images)
+        check_tree(contents, opened_run)
     for suspect in contents["suspects"] or []:
         assert 0 <= suspect["image"] < m
         assert -1 <= min(suspect["given"], suspect["proposed"]) <= max(suspect["given"], suspect["proposed"]) < n_labels
@@ -255,26 +260,32 @@ def check_clusters(contents: Contents, n_images: int) -> None:
 
 
 def check_groups(contents: Contents, opened_run: Run) -> None:
+    """A group is of its images, whatever clusters these are in."""
     groups, clusters, images = contents["groups"], contents["clusters"], contents["images"]
-    assert [cluster["group"] for cluster in clusters] == opened_run.group_K.tolist()
+    cluster_N, group_N = opened_run.cluster_N, opened_run.group_N
+    assert contents["run"]["has_groups"] == bool((cluster_N != group_N).any())
     assert len(groups) == contents["run"]["n_groups"] == opened_run.n_groups
+    assert [cluster["group"] for cluster in clusters] == opened_run.group_K.tolist()
     assert sorted(k for group in groups for k in group["clusters"]) == list(range(len(clusters)))
+    table = Counter(zip(cluster_N.tolist(), group_N.tolist(), strict=True))
+    for k, cluster in enumerate(clusters):
+        assert cluster["n_in_group"] == table[k, cluster["group"]]
+        assert cluster["n_in_group"] == max((table[k, g] for g in range(len(groups))), default=0)
     for g, group in enumerate(groups):
+        assert group["size"] == int((group_N == g).sum())
         own = [clusters[k] for k in group["clusters"]]
         assert all(cluster["group"] == g for cluster in own)
         sizes = [cluster["size"] for cluster in own]
         assert sizes == sorted(sizes, reverse=True)
-        assert group["size"] == sum(sizes)
+        assert group["n_in_clusters"] == sum(cluster["n_in_group"] for cluster in own) <= group["size"]
         assert bool(group["central"]) == (group["size"] > 0)
         assert len(set(group["central"])) == len(group["central"]) <= 24
-        # One image of each cluster, largest first, before the second of any.
-        filled = [k for k in group["clusters"] if clusters[k]["size"]]
-        first = group["central"][: len(filled)]
-        assert [images["cluster"][row] for row in first] == filled[: len(first)]
-        assert set(group["central"]) <= {row for cluster in own for row in cluster["central"]}
-        counts = Counter[int]()
-        for cluster in own:
-            counts.update(dict(cluster["label_counts"]))
+        assert {images["group"][row] for row in group["central"]} <= {g}
+        # One image of each cluster, that with the most images here first, before the second of any.
+        there = sorted((k for k in range(len(clusters)) if table[k, g]), key=lambda k: (-table[k, g], k))
+        first = group["central"][: len(there)]
+        assert [images["cluster"][row] for row in first] == there[: len(first)]
+        counts = Counter(label for label in opened_run.label_N[group_N == g].tolist() if label >= 0)
         assert dict(group["label_counts"]) == dict(counts)
         assert group["label"] == max(counts, key=lambda label: (counts[label], -label), default=-1)
         share = counts[group["label"]] / counts.total() if counts else None
@@ -282,8 +293,8 @@ def check_groups(contents: Contents, opened_run: Run) -> None:
         assert share is None or abs((group["purity"] or 0) - share) < 1e-3
 
 
-def check_tree(contents: Contents, n_images: int) -> None:
-    tree = contents["tree"]
+def check_tree(contents: Contents, opened_run: Run) -> None:
+    tree, n_images = contents["tree"], opened_run.n_images
     assert tree is not None
     n, k = tree["n_leaves"], tree["n_clusters"]
     assert k == contents["run"]["n_clusters"] <= n
@@ -310,11 +321,12 @@ def check_tree(contents: Contents, n_images: int) -> None:
     for node in cut(contents, k):
         assert tree["label"][node] == contents["clusters"][tree["cluster"][node]]["label"]
         assert tree["purity"][node] == contents["clusters"][tree["cluster"][node]]["purity"]
-    assert tree["n_groups"] == len(contents["groups"])
-    parts = cut(contents, tree["n_groups"])
-    assert sorted(tree["group"][node] for node in parts) == list(range(tree["n_groups"])), "a cut gives the groups"
+    parts, groups = cut(contents, tree["n_groups"]), contents["groups"]
+    with_clusters = [g for g, group in enumerate(groups) if group["clusters"]]
+    assert sorted(tree["group"][node] for node in parts) == with_clusters, "a cut gives the clusters of each group"
     for node in parts:
-        assert tree["size"][node] == contents["groups"][tree["group"][node]]["size"]
+        own = groups[tree["group"][node]]["clusters"]
+        assert tree["size"][node] == sum(contents["clusters"][k]["size"] for k in own)
     for node, cluster in enumerate(tree["cluster"]):
         assert cluster < 0 or tree["group"][node] == contents["clusters"][cluster]["group"]
     for node, rows in enumerate(tree["examples"]):

@@ -137,9 +137,45 @@ def test_groups_of_clusters(tmp_path: Path) -> None:
     contents = gather(run, GatherSettings()).contents
     check_contents(contents, run)
     assert [sorted(group["clusters"]) for group in contents["groups"]] == [[1, 3, 5], [0, 4], [2, 6]]
-    assert contents["title"] == "made: 3 groups of 7 clusters of 300 images"
+    assert contents["title"] == "made: 3 groups and 7 clusters of 300 images"
     assert [group["name"] for group in contents["groups"]] == ["", "", ""]
-    assert contents["how_found"]["levels"].startswith("The clusters form 3 groups. ")
+    assert contents["how_found"]["levels"].startswith("The images form 3 groups. ")
+
+
+def test_a_group_is_of_its_own_images(tmp_path: Path) -> None:
+    """Groups are an assignment of their own: the images of a cluster may be in several."""
+    run = opened(made_run(tmp_path, n=300, k=7, groups=[1, 0, 2, 0, 1, 0, 2], strays=60))
+    contents = gather(run, GatherSettings()).contents
+    check_contents(contents, run)
+    size_G = np.bincount(run.assignments.column("group").to_numpy())
+    assert [group["size"] for group in contents["groups"]] == size_G.tolist()
+    of_clusters = [sum(contents["clusters"][k]["size"] for k in group["clusters"]) for group in contents["groups"]]
+    assert of_clusters != size_G.tolist(), "groups are no unions of clusters here"
+    assert sum(group["n_in_clusters"] for group in contents["groups"]) == 240
+    assert "20.0% of all images are in another one" in contents["how_found"]["levels"]
+
+
+def test_groups_that_are_as_many_as_clusters_and_others(tmp_path: Path) -> None:
+    """Groups are not told by their number."""
+    folder = made_run(tmp_path, n=90, k=3)
+    rewrite(folder, group=((opened(folder).cluster_N + (np.arange(90) % 3 == 0)) % 3).tolist())
+    run = opened(folder)
+    contents = gather(run, GatherSettings()).contents
+    check_contents(contents, run)
+    assert (contents["run"]["n_groups"], contents["run"]["has_groups"]) == (3, True)
+    assert contents["title"] == "made: 3 groups and 3 clusters of 90 images"
+
+
+def test_a_group_without_clusters(tmp_path: Path) -> None:
+    """All of its images are in clusters that have most of theirs in another."""
+    folder = made_run(tmp_path, n=90, k=3)
+    group_N = opened(folder).cluster_N.copy()
+    group_N[:6] = 7
+    rewrite(folder, group=group_N.tolist())
+    run = opened(folder)
+    contents = gather(run, GatherSettings()).contents
+    check_contents(contents, run)
+    assert (contents["groups"][3]["size"], contents["groups"][3]["clusters"]) == (6, [])
 
 
 def test_one_level(tmp_path: Path) -> None:

@@ -146,15 +146,25 @@ def test_where_the_number_of_clusters_comes_from(
     assert said["number"].startswith("The number of clusters ")
     for sentence in sentences:
         assert sentence in said["number"]
-    reason = "no larger groups were found" if settings["merge"] == "auto" else "looked for only with --merge auto"
+    reason = (
+        "no groups other than the clusters were found"
+        if settings["merge"] == "auto"
+        else "looked for only with --merge auto"
+    )
     assert said["levels"].startswith("There is one level: ")
     assert reason in said["levels"]
 
 
 def test_levels(found: Run) -> None:
-    two = changed(found, group_K=np.array([0, 1, 0]))
-    assert history.how_found(two)["levels"].startswith("The clusters form 2 groups. ")
-    assert history.run_summary(two, data="here", image_size=8)["n_groups"] == 2
+    two = changed(found, is_grouped=True, n_groups=2, group_N=found.cluster_N % 2, group_K=np.array([0, 1, 0]))
+    assert history.how_found(two)["levels"] == (
+        "The images form 2 groups. A cluster is shown with the group that most of its images are in."
+    )
+    summary = history.run_summary(two, data="here", image_size=8)
+    assert (summary["n_groups"], summary["has_groups"]) == (2, True)
+    stray_N = two.group_N.copy()
+    stray_N[0] = 1 - stray_N[0]
+    assert "% of all images are in another one." in history.how_found(changed(two, group_N=stray_N))["levels"]
 
 
 def test_what_a_run_is(tmp_path: Path) -> None:

@@ -173,6 +173,47 @@ def test_a_group_opens_to_its_clusters_and_these_to_images(report: Watched):
     assert page.evaluate("document.activeElement.dataset.group") == "1"
 
 
+def test_a_group_has_its_own_images(report: Watched):
+    """Those that its clusters share with other groups are where they belong, and nothing else is."""
+    contents = make(EXAMPLE).contents
+    page = report.visit("#/groups?group=1")
+    shown = "[...document.querySelectorAll('#section-groups .strip .thumb')].map((one) => Number(one.dataset.image))"
+    while page.get_by_role("button", name="Show more").count():
+        page.get_by_role("button", name="Show more").click()
+    rows = page.evaluate(shown)
+    own = [row for row, group in enumerate(contents["images"]["group"]) if group == 1]
+    assert sorted(rows) == own
+    assert rows[: len(contents["groups"][1]["central"])] == contents["groups"][1]["central"]
+    assert {contents["images"]["cluster"][row] for row in own} > set(contents["groups"][1]["clusters"])
+    n_elsewhere = len(own) - contents["groups"][1]["n_in_clusters"]
+    assert n_elsewhere > 1
+    text = page.inner_text(".group-clusters").replace("\xa0", " ")
+    assert f"{n_elsewhere} images of the group are in clusters of others." in text
+    # A cluster says how many of its images are in the group that it stands with.
+    cluster = next(k for k in range(12) if contents["clusters"][k]["n_in_group"] < contents["clusters"][k]["size"])
+    page = report.visit(f"#/clusters?cluster={cluster}")
+    facts = " ".join(page.inner_text("dialog.detail .facts").replace("\xa0", " ").split())
+    assert f"{contents['clusters'][cluster]['n_in_group']} of its images" in facts
+    page.keyboard.press("Escape")
+
+
+def test_an_image_opens_its_group(report: Watched):
+    contents = make(EXAMPLE).contents
+    row = next(row for row, group in enumerate(contents["images"]["group"])
+               if group != contents["clusters"][contents["images"]["cluster"][row]]["group"])  # fmt: skip
+    group = contents["images"]["group"][row]
+    page = report.visit(f"#/groups?group={group}")
+    while page.get_by_role("button", name="Show more").count():
+        page.get_by_role("button", name="Show more").click()
+    page.locator(f"#section-groups .strip .thumb[data-image='{row}']").click()
+    page.get_by_role("button", name="Open its cluster").click()
+    assert page.locator("dialog.detail[open]").count() == 1
+    page.locator(f"dialog.detail .thumb[data-image='{row}']").first.click()
+    page.get_by_role("button", name="Open its group").click()
+    report.until(f"location.hash === '#/groups?group={group}'")
+    assert page.locator("dialog[open]").count() == 0
+
+
 def test_a_group_opens_by_keys_and_closes_by_the_back_button(report: Watched):
     page = report.page
     page.focus("#section-groups li a.card >> nth=0")
@@ -213,7 +254,7 @@ def test_where_the_reader_was_is_kept(browser, folder: Path):
 def test_the_map_has_the_colours_of_groups_first(report: Watched):
     page = report.visit("#/overview")
     page.wait_for_selector(".points")
-    assert page.inner_text("#section-overview h1").replace("\xa0", " ") == "12 clusters in 4 groups"
+    assert page.inner_text("#section-overview h1").replace("\xa0", " ") == "4 groups and 12 clusters in 400 images"
     head = page.locator("#section-overview .panel-head").first
     assert head.locator("label").all_inner_texts() == ["Group", "Cluster", "Label"]
     assert head.get_by_label("Group").is_checked()
@@ -256,7 +297,7 @@ def test_an_image_names_its_group(report: Watched):
     assert "kind 0" in page.inner_text(".tip")
     assert "kind 0" in (page.locator("dialog .thumb").nth(1).get_attribute("aria-label") or "")
     page.locator("dialog .facts a", has_text="kind 0").click()
-    page.locator("dialog").wait_for(state="hidden")
+    page.locator("dialog.detail").wait_for(state="hidden")
     assert page.locator("#section-groups h1:visible").inner_text() == "kind 0"
 
 
@@ -285,7 +326,7 @@ def test_the_tree_is_cut_at_the_groups(report: Watched):
     at_groups, at_clusters = (page.get_by_role("button", name=name) for name in ("Groups: 4", "Clusters: 12"))
     assert page.get_by_label("K", exact=True).input_value() == "4", "where the slider is first"
     assert at_groups.get_attribute("aria-pressed") == "true"
-    assert "These are the groups of clusters." in page.inner_text("#section-tree")
+    assert "These are the clusters of each group, joined" in page.inner_text("#section-tree")
     nodes = page.evaluate("new TreeShape(tree).cut(tree.n_groups)")
     assert sorted(tree["group"][node] for node in nodes) == [0, 1, 2, 3]
     assert sorted(page.locator("#section-tree .badge").all_inner_texts()) == ["Group 1", "Group 3", "kind 0", "kind 2"]

@@ -144,6 +144,8 @@ def test_pages_of_a_cluster(client: Client) -> None:
         i = image["position"]
         assert (image["id"], image["cluster"], image["label"]) == (found.ids[i], k, int(found.label_N[i]))
         assert image["similarity"] == pytest.approx(float(cosine_N[i]), abs=1e-3)
+    own = client.json(f"/group/{k}?limit=500")
+    assert own == whole, "without groups every cluster is its own"
     part = client.json(f"/cluster/{k}?offset=2&limit=3&order=central")
     assert part["images"] == whole["images"][2:5]
     outlying = client.json(f"/cluster/{k}?order=outlying&limit=500")["images"]
@@ -357,6 +359,8 @@ def test_a_picture_that_is_too_large(client: Client) -> None:
         "/thumbnail/99999999999999999999",
         "/thumbnail/1e1",
         "/cluster/999",
+        "/group/999",
+        "/group/0?order=wild",
         "/cluster/0?order=wild",
         "/cluster/0?offset=-1",
         "/find?limit=x",

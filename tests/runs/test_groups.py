@@ -41,7 +41,29 @@ def test_a_cluster_is_in_the_group_of_most_of_its_images(folder: Path) -> None:
     group_N = run.group_K[run.cluster_N]
     group_N[[np.flatnonzero(run.cluster_N == k)[0] for k in range(5)]] = 10**9
     rewrite(folder, group=group_N.tolist())
-    assert Run.open(folder).group_K.tolist() == [0, 1, 0, 2, 1]
+    run = Run.open(folder)
+    assert run.group_K.tolist() == [0, 1, 0, 2, 1]
+    assert run.n_groups == 4
+    assert run.group_N.tolist() == np.where(group_N < 10**9, group_N, 3).tolist(), "numbered without gaps"
+
+
+def test_groups_are_not_told_by_their_number(folder: Path) -> None:
+    """As many groups as clusters are groups all the same, if they are others."""
+    assert not Run.open(made_run(folder.parent, n=60, k=5, name="plain")).is_grouped
+    run = Run.open(folder)
+    rewrite(folder, group=((run.cluster_N + (np.arange(60) % 4 == 0)) % 5).tolist())
+    run = Run.open(folder)
+    assert (run.is_grouped, run.n_groups, run.group_K.tolist()) == (True, 5, [0, 1, 2, 3, 4])
+
+
+def test_a_name_is_of_the_images(folder: Path) -> None:
+    """If other images are in the groups, they are others, even if the clusters stay."""
+    run = Run.open(folder)
+    run.group_names.give(1, "birds")
+    group_N = run.group_N.copy()
+    group_N[0] = (group_N[0] + 1) % 3
+    rewrite(folder, group=group_N.tolist())
+    assert Run.open(folder).group_names.read() == (["", "", ""], True)
 
 
 def test_a_run_of_an_earlier_version_has_clusters_only(folder: Path) -> None:

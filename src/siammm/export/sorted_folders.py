@@ -26,7 +26,7 @@ from siammm.runs.run import Run
 By = Literal["group", "cluster", "selection"]
 
 LIST = "images.csv"
-_COLUMNS = ("file", "sorted_as", "group", "cluster", "probability", "outlier_rank")
+_COLUMNS = ("file", "sorted_as", "group", "group_name", "cluster", "probability", "outlier_rank")
 _UNSAFE = re.compile(r'[<>:"/\\|?*]')
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|$)", re.IGNORECASE)
 # Bytes of a name; most file systems take 255, and a number may be added.
@@ -60,6 +60,7 @@ def image_folder(run: Run) -> FolderSource:
 def sort_images(run: Run, folder: Path, *, by: By = "group", copy: bool = False, progress: Progress = silent) -> Sorted:
     """Fill an empty folder. It may be moved before anybody uses it: links hold absolute paths."""
     source, position_N = image_folder(run), run.images.position_N
+    names_G, _ = run.group_names.read()
     rank_N = np.empty(run.n_images, dtype=np.int64)
     rank_N[np.argsort(-run.outlier_N, kind="stable")] = np.arange(1, run.n_images + 1)
     wanted = _of_selections(run) if by == "selection" else _of_numbers(run, by)
@@ -79,7 +80,8 @@ def sort_images(run: Run, folder: Path, *, by: By = "group", copy: bool = False,
                 original = source.path(position)
                 _put(original, folder / name / own, copy=copy)
                 share, rank = f"{float(run.probability_N[image]):.4f}", int(rank_N[image])
-                numbers = (int(run.group_N[image]), int(run.cluster_N[image]), share, rank)
+                group = int(run.group_N[image])
+                numbers = (group, names_G[group], int(run.cluster_N[image]), share, rank)
                 rows.writerow((printable(original), f"{name}/{own}", *numbers))
                 done += 1
                 progress("copying" if copy else "linking", done, n_there)
@@ -90,9 +92,13 @@ def _of_numbers(run: Run, by: By) -> dict[str, list[int]]:
     """The images of each group or cluster, by the name of its folder."""
     number_N = run.group_N if by == "group" else run.cluster_N
     width = len(str(int(number_N.max())))
+    # Without groups every cluster is its own, and its name is that of the cluster.
+    named = run.group_names.read()[0] if by == "group" or not run.is_grouped else []
     of_folder: dict[str, list[int]] = defaultdict(list)
     for image in np.argsort(number_N, kind="stable").tolist():
-        of_folder[f"{by}-{int(number_N[image]):0{width}}"].append(image)
+        number = int(number_N[image])
+        name = f"-{_safe(named[number])}" if named and named[number] else ""
+        of_folder[f"{by}-{number:0{width}}{name}"].append(image)
     return of_folder
 
 

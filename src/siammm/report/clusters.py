@@ -5,8 +5,6 @@ Legend:  N images, D dimensions, K clusters, M rows of the page's table of image
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -154,6 +152,7 @@ def build_clusters(run: Run, measured: Measured, rows: Rows, *, seed: int) -> li
     sum_K = np.bincount(run.cluster_N, weights=measured.cosine_N, minlength=run.n_clusters)
     cohesion_K = np.clip(sum_K / np.maximum(measured.count_K, 1), -1.0, 1.0)
     inside_K = members(run.cluster_N, run.n_clusters)
+    in_group_K = np.bincount(run.cluster_N[run.group_N == run.group_K[run.cluster_N]], minlength=run.n_clusters)
     ordered_K = [inside[np.argsort(-measured.cosine_N[inside], kind="stable")] for inside in inside_K]
     # The central images of all clusters come first: the page holds their thumbnails itself before any others.
     central = [rows.of(inside[: most["central"]].tolist()) for inside in ordered_K]
@@ -162,13 +161,12 @@ def build_clusters(run: Run, measured: Measured, rows: Rows, *, seed: int) -> li
         gap, outlier = measured.gap_N[inside], run.outlier_N[inside]
         n_boundary = min(most["boundary"], int((gap < _LARGEST_GAP).sum()))
         n_outliers = min(most["outliers"], int((outlier >= _LEAST_OUTLIER).sum()))
-        labels, times = np.unique(run.label_N[inside], return_counts=True)
-        order = np.argsort(-times, kind="stable")
-        label_counts = [(int(labels[i]), int(times[i])) for i in order if labels[i] >= 0]
+        label_counts = _label_counts(run.label_N[inside])
         label, purity = _majority(label_counts)
         clusters.append(
             Cluster(
                 group=int(run.group_K[k]),
+                n_in_group=int(in_group_K[k]),
                 size=int(measured.count_K[k]),
                 weight=number(run.mixture.weights_[k]),
                 concentration=number(run.mixture.concentrations_[k]),
@@ -212,31 +210,54 @@ def _catch_alls(run: Run, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return foreign_K, (spread_K > middle + wide) & (np.nan_to_num(foreign_K) > _MIXED)
 
 
-def build_groups(clusters: list[Cluster], names: list[str]) -> list[Group]:
-    """All groups, by the clusters within them."""
-    inside: list[list[int]] = [[] for _ in names]
+def central_of_groups(run: Run, measured: Measured, rows: Rows) -> list[list[int]]:
+    """The images that stand for each group, which get rows: the first of all, for the page shows them first."""
+    most = min(_MOST_OF_A_GROUP, n_examples(run.n_groups)["central"])
+    inside_G = members(run.group_N, run.n_groups)
+    return [rows.of(_in_turn(inside, run.cluster_N, measured.cosine_N)[:most].tolist()) for inside in inside_G]
+
+
+def build_groups(run: Run, clusters: list[Cluster], names: list[str], central_G: list[list[int]]) -> list[Group]:
+    """All groups, of their own images."""
+    own_G: list[list[int]] = [[] for _ in names]
     for k in sorted(range(len(clusters)), key=lambda k: -clusters[k]["size"]):
-        inside[clusters[k]["group"]].append(k)
+        own_G[clusters[k]["group"]].append(k)
     groups: list[Group] = []
-    for name, own in zip(names, inside, strict=True):
-        # One image of each cluster, then the next of each: a group looks like all of its clusters.
-        turns = itertools.zip_longest(*(clusters[k]["central"] for k in own))
-        central = [row for turn in turns for row in turn if row is not None]
-        counts = sum((Counter(dict(clusters[k]["label_counts"])) for k in own), Counter[int]())
-        label_counts = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    inside_G = members(run.group_N, run.n_groups)
+    for name, inside, own, central in zip(names, inside_G, own_G, central_G, strict=True):
+        label_counts = _label_counts(run.label_N[inside])
         label, purity = _majority(label_counts)
         groups.append(
             Group(
                 name=name,
-                size=sum(clusters[k]["size"] for k in own),
+                size=len(inside),
                 clusters=own,
-                central=central[:_MOST_OF_A_GROUP],
+                n_in_clusters=sum(clusters[k]["n_in_group"] for k in own),
+                central=central,
                 label=label,
                 purity=purity,
                 label_counts=label_counts,
             )
         )
     return groups
+
+
+def _in_turn(inside: np.ndarray, cluster_N: np.ndarray, cosine_N: np.ndarray) -> np.ndarray:
+    """These images: the most central one of each cluster, then the next of each, those of the largest parts first.
+
+    So a few of them look like all of a group.
+    """
+    ordered = inside[np.lexsort((-cosine_N[inside], cluster_N[inside]))]
+    _, first, part, count = np.unique(cluster_N[ordered], return_index=True, return_inverse=True, return_counts=True)
+    turn = np.arange(len(ordered)) - first[part]
+    return ordered[np.lexsort((cluster_N[ordered], -count[part], turn))]
+
+
+def _label_counts(label_N: np.ndarray) -> list[tuple[int, int]]:
+    """Labels and how many images have each, most frequent first."""
+    labels, times = np.unique(label_N, return_counts=True)
+    order = np.argsort(-times, kind="stable")
+    return [(int(labels[i]), int(times[i])) for i in order if labels[i] >= 0]
 
 
 def _majority(label_counts: list[tuple[int, int]]) -> tuple[int, float | None]:

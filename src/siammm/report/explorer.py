@@ -1,4 +1,4 @@
-"""What ``siammm explore`` knows and answers, without the wire: pages of clusters, thumbnails, search by picture, names.
+"""What ``siammm explore`` knows and answers, without the wire: clusters, groups, thumbnails, search by picture, names.
 
 Legend:  N images of the run, D dimensions, K clusters.
 """
@@ -59,11 +59,8 @@ class Explorer:
     def __init__(self, run: Run, gathered: Gathered) -> None:
         self.run, self.gathered = run, gathered
         cosine_N = gathered.measured.cosine_N
-        self._start_K = np.concatenate([[0], np.cumsum(gathered.measured.count_K)])
-        self._order: dict[Order, np.ndarray] = {
-            "central": np.lexsort((-cosine_N, run.cluster_N)),
-            "outlying": np.lexsort((cosine_N, -run.outlier_N, run.cluster_N)),
-        }
+        self._clusters = _Parts(run.cluster_N, run.n_clusters, cosine_N, run.outlier_N)
+        self._groups = _Parts(run.group_N, run.n_groups, cosine_N, run.outlier_N) if run.is_grouped else self._clusters
         self._folded = [name.casefold() for name in run.ids]
         self._looking = threading.Lock()
         self._quality: Quality | None = None
@@ -83,9 +80,20 @@ class Explorer:
         """Some of a cluster's images."""
         if not 0 <= index < self.run.n_clusters:
             raise Missing(f"There is no cluster {index}; they are 0 to {self.run.n_clusters - 1}.")
-        start, stop = int(self._start_K[index]), int(self._start_K[index + 1])
-        images = self._order[order][start:stop][offset : offset + limit]
-        return ImagePage(total=stop - start, images=[self._neighbour(i) for i in images.tolist()])
+        return self._page(self._clusters.images(index, order), offset, limit)
+
+    def group(self, index: int, offset: int = 0, limit: int = 60, order: Order = "central") -> ImagePage:
+        """Some of a group's images; the central ones are those that are most central in their clusters."""
+        self._check_group(index)
+        return self._page(self._groups.images(index, order), offset, limit)
+
+    def _page(self, images: np.ndarray, offset: int, limit: int) -> ImagePage:
+        some = images[offset : offset + limit].tolist()
+        return ImagePage(total=len(images), images=[self._neighbour(image) for image in some])
+
+    def _check_group(self, index: int) -> None:
+        if not 0 <= index < self.run.n_groups:
+            raise Missing(f"There is no group {index}; they are 0 to {self.run.n_groups - 1}.")
 
     def find(self, query: str, limit: int = 60) -> ImagePage:
         """Images whose names hold a text, in any case."""
@@ -100,6 +108,7 @@ class Explorer:
             position=int(image),
             id=run.ids[image],
             cluster=int(run.cluster_N[image]),
+            group=int(run.group_N[image]),
             label=int(run.label_N[image]),
             similarity=number(np.clip(cosine, -1.0, 1.0), 4),
         )
@@ -108,9 +117,8 @@ class Explorer:
 
     def name_group(self, index: int, name: str) -> Naming:
         """Keep the name that a person gives to a group, in the run and in the contents of the page."""
+        self._check_group(index)
         groups = self.gathered.contents["groups"]
-        if not 0 <= index < len(groups):
-            raise Missing(f"There is no group {index}; they are 0 to {len(groups) - 1}.")
         groups[index]["name"] = self.run.group_names.give(index, name)
         return Naming(name=groups[index]["name"])
 
@@ -205,19 +213,28 @@ class Explorer:
             return self._searched(torch.from_numpy(row_1D).to(self.run.device), without=image)
 
     def _searched(self, embedding_1D: Tensor, *, without: int | None = None) -> Search:
-        mixture = self.run.mixture
+        run, mixture = self.run, self.run.mixture
         with without_zero_warnings():
             share = mixture.predict_proba(embedding_1D.cpu().numpy())
             density = float(np.asarray(mixture.score_samples(embedding_1D.cpu().numpy()))[0])
         images, cosines = self._most_similar(embedding_1D[0], without=without)
         order = np.argsort(-share.data, kind="stable")[:_LIKELY]
+        likeliest = int(share.indices[order[0]])
         below = len(self._density_S) - int(np.searchsorted(self._density_S, density, side="right"))
         return Search(
             id="" if without is None else self.run.ids[without],
+            group=self._group(embedding_1D, likeliest) if without is None else int(run.group_N[without]),
             clusters=[(int(share.indices[i]), number(share.data[i], 4)) for i in order],
             outlier_score=number(below / max(1, len(self._density_S)), 4),
             neighbours=[self._neighbour(i, cosine) for i, cosine in zip(images, cosines, strict=True)],
         )
+
+    def _group(self, embedding_1D: Tensor, cluster: int) -> int:
+        """The group of a picture; where no rule was kept, that of most images of its cluster."""
+        groups = self.run.groups
+        if not self.run.is_grouped or groups is None or groups.n_groups != self.run.n_groups:
+            return int(self.run.group_K[cluster])
+        return int(groups.predict(embedding_1D.cpu().numpy(), np.array([cluster]))[0])
 
     def _embedded(self, pixels: np.ndarray) -> Tensor:
         """A picture as the run's own images were shown to its encoder."""
@@ -247,6 +264,24 @@ class Explorer:
         with without_zero_warnings():
             density_S = self.run.mixture.score_samples(np.asarray(self.run.embeddings[spread], np.float32))
         return np.sort(np.asarray(density_S))
+
+
+class _Parts:
+    """The images of each of many parts, in two orders.
+
+    Legend:  N images, P parts.
+    """
+
+    def __init__(self, part_N: np.ndarray, n_parts: int, cosine_N: np.ndarray, outlier_N: np.ndarray) -> None:
+        self._start_P = np.concatenate([[0], np.cumsum(np.bincount(part_N, minlength=n_parts))])
+        self._order: dict[Order, np.ndarray] = {
+            "central": np.lexsort((-cosine_N, part_N)),
+            "outlying": np.lexsort((cosine_N, -outlier_N, part_N)),
+        }
+
+    def images(self, part: int, order: Order) -> np.ndarray:
+        """All images of a part."""
+        return self._order[order][self._start_P[part] : self._start_P[part + 1]]
 
 
 def _kept(embedding_ND: np.ndarray, device: torch.device) -> Tensor | None:

@@ -101,8 +101,10 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
     rows = Rows(run.n_images)
     measured = clusters.measure(run, tell)
     _note_doubt(run, notes)
+    central_G = clusters.central_of_groups(run, measured, rows)
     found_clusters = clusters.build_clusters(run, measured, rows, seed=seed)
     names, are_old = run.group_names.read()
+    groups = clusters.build_groups(run, found_clusters, names, central_G)
     if are_old:
         notes.append("Groups were named, but in an earlier result of this run, so these names are not shown.")
     selected = run.selections.read()
@@ -141,12 +143,13 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
         how_found=history.how_found(run),
         map_method=method,
         map_share=None if share is None else number(share, 4),
-        groups=clusters.build_groups(found_clusters, names),
+        groups=groups,
         selections=as_rows(selected, image_M),
         clusters=found_clusters,
         images=Images(
             id=[run.ids[i] for i in image_M.tolist()],
             cluster=run.cluster_N[image_M].tolist(),
+            group=run.group_N[image_M].tolist(),
             probability=numbers(np.clip(run.probability_N[image_M], 0.0, 1.0)),
             outlier_score=numbers(np.clip(run.outlier_N[image_M], 0.0, 1.0)),
             label=run.label_N[image_M].tolist(),
@@ -178,7 +181,7 @@ def as_rows(selected: dict[str, list[int]], image_M: np.ndarray) -> list[Selecti
 
 def _counted_levels(run: Run) -> str:
     clusters = counted(run.n_clusters, "cluster")
-    return clusters if run.n_groups == run.n_clusters else f"{counted(run.n_groups, 'group')} of {clusters}"
+    return f"{counted(run.n_groups, 'group')} and {clusters}" if run.is_grouped else clusters
 
 
 def _note_doubt(run: Run, notes: list[str]) -> None:

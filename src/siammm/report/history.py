@@ -28,6 +28,7 @@ def run_summary(run: Run, *, data: str, image_size: int) -> schema.Run:
         n_images=run.n_images,
         n_clusters=run.n_clusters,
         n_groups=run.n_groups,
+        has_groups=run.is_grouped,
         image_size=image_size,
         backbone=printable(run.backbone),
         method=printable(run.method),
@@ -138,15 +139,18 @@ def how_found(run: Run) -> schema.HowFound:
     else:
         then = "those that a test could not tell apart were merged" if n_start > k else "a test told all apart"
         number_of = f"The number of clusters was found, by --merge auto. {start}, and {then}."
-    if run.n_groups < k:
-        levels = f"The clusters form {counted(run.n_groups, 'group')}. Those with many images between them are in one."
-        levels += " A few images of a cluster may belong to another group."
+    if run.is_grouped:
+        elsewhere = float((run.group_N != run.group_K[run.cluster_N]).mean())
+        levels = (
+            f"The images form {counted(run.n_groups, 'group')}. A cluster is shown with the group that most of its "
+        )
+        levels += "images are in" + (f"; {elsewhere:.1%} of all images are in another one." if elsewhere else ".")
     elif not run.looked_for_groups:
-        levels = "There is one level: the version that made this run did not look for groups of clusters."
+        levels = "There is one level: the version that made this run did not look for groups."
     elif given.merge == "auto":
-        levels = "There is one level: no larger groups were found among the clusters."
+        levels = "There is one level: no groups other than the clusters were found."
     else:
-        levels = "There is one level: groups of clusters are looked for only with --merge auto."
+        levels = "There is one level: groups are looked for only with --merge auto."
     return schema.HowFound(number=number_of, levels=levels)
 
 

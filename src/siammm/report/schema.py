@@ -3,6 +3,7 @@
 It is stored in the page as JSON. Every string in it may be hostile (file names, labels, paths): the page sets them as
 text and never as HTML. Wherever an image is named, it is by its row in ``Images``; a label is its index in
 ``label_names``, and -1 where an image has none; a cluster is its index in ``clusters``, a group that in ``groups``.
+Clusters and groups are two assignments of the images: those of a cluster may be in several groups.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class Run(TypedDict):
     data: str
     n_images: int
     n_clusters: int
-    n_groups: int  # as many as clusters where no coarser level was found
+    n_groups: int  # as many as clusters where there are no groups
+    has_groups: bool  # whether images have groups that are not simply their clusters
     image_size: int  # 0 where a table of embeddings was clustered, whose backbone is empty
     backbone: str
     method: str
@@ -30,12 +32,13 @@ class Run(TypedDict):
 
 
 class Group(TypedDict):
-    """Clusters that belong together. Where no coarser level was found, every cluster is its own group."""
+    """Images that belong together. Where there are no groups, every cluster is one."""
 
     name: str  # as a person has typed it in ``siammm explore``; empty if nobody has
     size: int  # images
-    clusters: list[int]  # largest first
-    central: list[int]  # the most central images of its clusters in turn, so that all large ones are seen
+    clusters: list[int]  # those that have most of their images in it, largest first
+    n_in_clusters: int  # its images that are in these clusters; the others are in clusters of other groups
+    central: list[int]  # its images that are most central in their clusters, of each cluster in turn
     label: int  # as those of a cluster
     purity: float | None
     label_counts: list[tuple[int, int]]
@@ -44,7 +47,8 @@ class Group(TypedDict):
 class Cluster(TypedDict):
     """One cluster. Its images are lists of rows of ``Images``, most telling first."""
 
-    group: int
+    group: int  # that most of its images are in
+    n_in_group: int  # how many of them
     size: int
     weight: float
     concentration: float
@@ -69,7 +73,7 @@ class HowFound(TypedDict):
     """Plain sentences."""
 
     number: str  # where the number of clusters comes from
-    levels: str  # whether there are groups of clusters, and if not, why
+    levels: str  # whether there are groups, and if not, why
 
 
 class Images(TypedDict):
@@ -77,6 +81,7 @@ class Images(TypedDict):
 
     id: list[str]
     cluster: list[int]
+    group: list[int]
     probability: list[float]
     outlier_score: list[float]
     label: list[int]
@@ -108,20 +113,20 @@ class Tree(TypedDict):
     """Found clusters joined up to one, and split down to finer parts, as a binary tree.
 
     Nodes 0 to n_leaves - 1 are the finest parts; node n_leaves + i joins ``left[i]`` and ``right[i]``. Joins are in
-    order: undoing the last K - 1 gives K parts. Undoing n_groups - 1 gives the groups, and undoing n_clusters - 1 the
-    clusters that were found, so that the joins before those are splits of single clusters, found in the final
-    embeddings, not by training.
+    order: undoing the last K - 1 gives K parts. Undoing n_groups - 1 gives the clusters of each group, joined, and
+    undoing n_clusters - 1 the clusters that were found, so that the joins before those are splits of single clusters,
+    found in the final embeddings, not by training. The tree is of clusters: a group may have images elsewhere too.
     """
 
     n_leaves: int
     n_clusters: int
-    n_groups: int
+    n_groups: int  # that have clusters
     left: list[int]
     right: list[int]
     height: list[float]  # of each join; they never fall
     size: list[int]  # images of each node, leaves first
     cluster: list[int]  # the found cluster that a node is part of; -1 for a node that joins several
-    group: list[int]  # the group that a node is part of; -1 for a node that joins several
+    group: list[int]  # the group that most images of each of its clusters are in; -1 where these are several
     label: list[int]
     purity: list[float | None]
     examples: list[list[int]]  # a few images of each node, most central first
@@ -240,6 +245,7 @@ class Neighbour(TypedDict):
     position: int  # its place in the run, for ``thumbnail/<position>``; images that the page does not know have one too
     id: str
     cluster: int
+    group: int
     label: int
     similarity: float
 
@@ -252,6 +258,7 @@ class Search(TypedDict):
     """
 
     id: str  # the name of the image of the run; empty for a picture that was sent
+    group: int
     clusters: list[tuple[int, float]]  # likely clusters and their probabilities, most likely first
     outlier_score: float
     neighbours: list[Neighbour]
@@ -279,6 +286,7 @@ class ImagePage(TypedDict):
     """Some images, at most 500 at once, and how many there are; ``similarity`` is that with the cluster's mean.
 
     ``GET cluster/<index>?offset=0&limit=60&order=central|outlying``: the images of a cluster.
+    ``GET group/<index>?offset=0&limit=60&order=central|outlying``: the images of a group.
     ``GET find?query=text&limit=60``: images whose names contain the text, in any case.
     """
 

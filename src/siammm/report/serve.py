@@ -199,12 +199,13 @@ class _Handler(BaseHTTPRequestHandler):
                 return _JSON, _encoded(explorer.similar(_whole(position)))
             case ["quality"]:
                 return _JSON, _encoded(explorer.quality())
-            case ["cluster", index]:
+            case ["cluster" | "group" as level, index]:
                 order = _one(given, "order", "central")
                 if order not in ("central", "outlying"):
                     raise Refused(HTTPStatus.BAD_REQUEST, "order is central or outlying.")
                 offset, limit = _whole(_one(given, "offset", "0")), _limit(given)
-                return _JSON, _encoded(explorer.cluster(_whole(index), offset, limit, order))
+                page = explorer.cluster if level == "cluster" else explorer.group
+                return _JSON, _encoded(page(_whole(index), offset, limit, order))
             case ["find"]:
                 return _JSON, _encoded(explorer.find(_one(given, "query", ""), _limit(given)))
             case _:

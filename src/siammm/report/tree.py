@@ -1,8 +1,8 @@
 """The tree of clusters: joined up to one, and split down into finer parts, so that it can be cut at any K.
 
-The clusters that training found are one level of it, and the groups that they form another. Ward's method joins the
-clusters within each group by their sizes and means, then the groups. Below the clusters, k-means splits each of them in
-the final embeddings: the components of earlier epochs are not stored, and the embeddings have moved since.
+The clusters that were found are one level of it. Ward's method joins those that have most of their images in one group,
+by their sizes and means, and then what this makes of each group. Below the clusters, k-means splits each of them in the
+final embeddings: the components of earlier epochs are not stored, and the embeddings have moved since.
 
 Legend:  N images, D dimensions, K clusters, L finest parts (the leaves).
 """
@@ -132,6 +132,7 @@ def _joins(leaves: list[_Leaf], mean_KD: np.ndarray, group_K: np.ndarray) -> _Jo
     # A cluster that no image is in has a direction all the same.
     sum_KD[count_K == 0] = mean_KD[count_K == 0]
     count_K = np.maximum(count_K, 1)
+    group_K = np.unique(group_K, return_inverse=True)[1]  # a group may have no cluster
     of_group = members(group_K, int(group_K.max()) + 1)
     mean_KD = sum_KD / count_K[:, None]
     top_G = joins.add([(top_K[own].tolist(), count_K[own], mean_KD[own]) for own in of_group])
@@ -163,7 +164,7 @@ def _tree(leaves: list[_Leaf], joins: _Joins, run: Run, rows: Rows) -> Tree:
     return Tree(
         n_leaves=len(leaves),
         n_clusters=run.n_clusters,
-        n_groups=run.n_groups,
+        n_groups=len(np.unique(run.group_K)),
         left=joins.left,
         right=joins.right,
         height=[number(value) for value in joins.height],

@@ -56,9 +56,11 @@ def group_numbers(table: pa.Table, path: Path, *, again: str) -> np.ndarray:
 
 
 def groups_of_most_images(cluster_N: np.ndarray, group_N: np.ndarray, n_clusters: int) -> tuple[np.ndarray, np.ndarray]:
-    """The group that most images of each cluster are in, numbered without gaps, and whether a cluster has images."""
-    values, group_N = np.unique(group_N, return_inverse=True)
-    table_KG = np.zeros((n_clusters, len(values)), dtype=np.int64)
+    """The group that most images of each cluster are in, and whether a cluster has images.
+
+    Groups are numbered without gaps.
+    """
+    table_KG = np.zeros((n_clusters, int(group_N.max()) + 1), dtype=np.int64)
     np.add.at(table_KG, (cluster_N, group_N), 1)
     return table_KG.argmax(axis=1), table_KG.sum(axis=1) > 0
 

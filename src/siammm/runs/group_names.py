@@ -24,18 +24,19 @@ class GroupNames:
     """The names of a run's groups. They are kept with a digest of the groups, and are not used for others.
 
     Threads may ask at the same time.
+
+    Legend:  N images.
     """
 
-    def __init__(self, folder: Path, cluster_N: np.ndarray, group_K: np.ndarray) -> None:
-        self.path, self.n_groups = folder / files.GROUP_NAMES, int(group_K.max()) + 1
-        self._cluster_N, self._group_K = cluster_N, group_K
+    def __init__(self, folder: Path, group_N: np.ndarray, n_groups: int) -> None:
+        self.path, self.n_groups = folder / files.GROUP_NAMES, n_groups
+        self._group_N = group_N
         self._writing = threading.Lock()
 
     @cached_property
     def digest(self) -> str:
-        """What the names are of: the cluster of each image and the group of each cluster."""
-        both = np.concatenate([self._cluster_N, self._group_K]).astype("<i8")
-        return hashlib.sha256(both.tobytes()).hexdigest()
+        """What the names are of: the group of each image."""
+        return hashlib.sha256(self._group_N.astype("<i8").tobytes()).hexdigest()
 
     def read(self) -> tuple[list[str], bool]:
         """The name of each group, empty if it has none, and whether there are names of groups that are no more."""

@@ -262,47 +262,61 @@ class Run(RunOrigin):
         return "group" in self.assignments.column_names
 
     @cached_property
-    def group_K(self) -> np.ndarray:
-        """The group that most images of each cluster are in, numbered from 0 without gaps.
+    def is_grouped(self) -> bool:
+        """Whether the images have groups that are not simply their clusters."""
+        return self.looked_for_groups and not bool((self._group_column == self.cluster_N).all())
 
-        Every cluster is its own group if no other level was found, and in runs of earlier versions. A cluster without
-        images is in the group that its centre is in; in runs without a saved rule, in that of the nearest cluster.
+    @cached_property
+    def group_N(self) -> np.ndarray:
+        """The group of each image, as its table says, numbered from 0 without gaps; without groups, its cluster.
+
+        It may be another than that of most images of its cluster: groups are an assignment of their own.
         """
-        own_K = np.arange(self.n_clusters)
-        if not self.looked_for_groups:
-            return own_K
-        if (self.group_N == self.cluster_N).all():
-            return own_K
+        return self._groups[1] if self.is_grouped else self.cluster_N
+
+    @cached_property
+    def n_groups(self) -> int:
+        """Groups of images; as many as clusters if there are none."""
+        return len(self._groups[0]) if self.is_grouped else self.n_clusters
+
+    @cached_property
+    def group_K(self) -> np.ndarray:
+        """The group that most images of each cluster are in. Without groups every cluster is its own.
+
+        A cluster without images is in the group that its centre is in; in runs without a saved rule, in that of the
+        nearest cluster.
+        """
+        if not self.is_grouped:
+            return np.arange(self.n_clusters)
         group_K, is_filled_K = groups_of_most_images(self.cluster_N, self.group_N, self.n_clusters)
         filled, empty = np.flatnonzero(is_filled_K), np.flatnonzero(~is_filled_K)
-        if len(empty) and self.groups is not None and self.groups.is_found:
-            group_K[empty] = self.groups.label_K[empty]
-        elif len(empty):
+        if len(empty):
             nearest = np.argmax(self.mean_KD[empty] @ self.mean_KD[filled].T, axis=1)
             group_K[empty] = group_K[filled[nearest]]
-        return np.unique(group_K, return_inverse=True)[1]
+        if len(empty) and self.groups is not None and self.groups.is_found:
+            number = {int(value): code for code, value in enumerate(self._groups[0])}
+            by_rule = self.groups.label_K[empty].tolist()
+            group_K[empty] = [number.get(value, near) for value, near in zip(by_rule, group_K[empty], strict=True)]
+        return group_K
+
+    @cached_property
+    def _groups(self) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of groups in the table, and the place of each image's among them."""
+        return np.unique(self._group_column, return_inverse=True)
 
     @property
-    def n_groups(self) -> int:
-        """Groups of clusters; as many as clusters if no coarser level was found."""
-        return int(self.group_K.max()) + 1
+    def _group_column(self) -> np.ndarray:
+        return group_numbers(self.assignments, self.path / files.ASSIGNMENTS, again=self._again)
 
     @cached_property
     def group_names(self) -> GroupNames:
         """The names that a person has given to groups."""
-        return GroupNames(self.path, self.cluster_N, self.group_K)
+        return GroupNames(self.path, self.group_N, self.n_groups)
 
     @cached_property
     def selections(self) -> Selections:
         """The images that a person has selected and named."""
         return Selections(self.path, self.ids)
-
-    @cached_property
-    def group_N(self) -> np.ndarray:
-        """The group of clusters that each image belongs to; where there are no groups, its cluster."""
-        if "group" not in self.assignments.column_names:
-            return self.cluster_N
-        return group_numbers(self.assignments, self.path / files.ASSIGNMENTS, again=self._again)
 
     @cached_property
     def probability_N(self) -> np.ndarray:

@@ -4,9 +4,8 @@
 
 const contents = JSON.parse(document.getElementById("contents").textContent);
 const { run, groups, clusters, images, tree, live } = contents;
-// Where no coarser level was found, every cluster is its own group, and the page shows clusters alone.
-const hasGroups = groups.length < clusters.length;
-images.group = images.cluster.map((index) => clusters[index]?.group ?? -1);
+// Without groups every cluster is its own, and the page shows clusters alone.
+const hasGroups = run.has_groups;
 const labelNames = contents.label_names || [];
 const hasLabels = contents.label_names !== null && clusters.some((cluster) => cluster.label >= 0);
 
@@ -43,7 +42,7 @@ function majorityWords({ label, purity }) {
   return hasLabels && label >= 0 ? `, ${percent(purity)} ${labelName(label)}` : "";
 }
 
-/** The name that a person gave to the group of a cluster, or an empty text. */
+/** The name that a person gave to the group that most images of a cluster are in, or an empty text. */
 const givenName = (index) => groups[clusters[index]?.group]?.name ?? "";
 
 /** What a group is called: as a person has named it, or by its number. */

@@ -155,9 +155,9 @@ function mergeList(cluster) {
   return lines.length > 6 ? el("details", el("summary", plural(cluster.merges.length, "merge")), list) : list;
 }
 
-/** The images of a cluster page by page, from the server. */
-function morePages(index) {
-  const holder = remoteGrid([], "All images of the cluster");
+/** The images of a cluster or a group ("cluster/3") page by page, from the server. */
+function morePages(path) {
+  const holder = remoteGrid([], `All images of the ${path.split("/")[0]}`);
   const status = note({ role: "status" });
   let [order, offset, turn] = ["central", 0, 0];
   const more = button("Show all images", () => load(), { class: "primary" });
@@ -165,7 +165,7 @@ function morePages(index) {
     const mine = ++turn; // an answer in another order than the one that is chosen by now is dropped
     more.disabled = true;
     try {
-      const page = await ask(`cluster/${index}?offset=${offset}&limit=60&order=${order}`);
+      const page = await ask(`${path}?offset=${offset}&limit=60&order=${order}`);
       if (mine !== turn) return;
       holder.add(page.images);
       offset += page.images.length;
@@ -223,12 +223,13 @@ function detailTools(index) {
 function detailSide(index) {
   const cluster = clusters[index];
   const facts = [fact("Images", count(cluster.size)), fact("Weight", percent(cluster.weight, 1))];
-  if (hasGroups) facts.unshift(fact("Group", groupLink(cluster.group)));
+  const part = cluster.n_in_group < cluster.size && span("note", ` ${count(cluster.n_in_group)} of its images`);
+  if (hasGroups) facts.unshift(fact("Group", [groupLink(cluster.group), part].filter(Boolean)));
   else if (givenName(index)) facts.unshift(fact("Cluster", index));
   facts.push(fact("Concentration", figure(cluster.concentration)), fact("Cohesion", figure(cluster.cohesion)));
   if (cluster.foreign !== null) facts.push(fact("Neighbours elsewhere", percent(cluster.foreign)));
   if (hasLabels && cluster.purity !== null) facts.push(fact("Purity", percent(cluster.purity)));
-  const part = (heading, aside, ...children) =>
+  const section = (heading, aside, ...children) =>
     el("section", el("h3", heading, aside && span("note", aside)), ...children);
   const spread = `Its concentration is ${figure(cluster.concentration)}, unusually low, and `;
   const mixed = `${percent(cluster.foreign)} of the nearest neighbours of its images are in other clusters. `;
@@ -240,9 +241,9 @@ function detailSide(index) {
     live && !hasGroups && nameForm(cluster.group, renamed),
     cluster.is_catch_all && el("p.catch-all", el("strong", "A catch-all. "), spread, mixed, catchAll),
     el("dl.facts", ...facts),
-    hasLabels && cluster.label_counts.length > 0 && part("Labels", null, labelTable(cluster), link),
-    cluster.nearest.length > 0 && part("Nearest clusters", "cosine", nearestList(cluster)),
-    part("Merges", null, note(mergeWords(cluster)), mergeList(cluster)),
+    hasLabels && cluster.label_counts.length > 0 && section("Labels", null, labelTable(cluster), link),
+    cluster.nearest.length > 0 && section("Nearest clusters", "cosine", nearestList(cluster)),
+    section("Merges", null, note(mergeWords(cluster)), mergeList(cluster)),
   );
 }
 
@@ -298,7 +299,7 @@ const detail = {
       const row = thumbnailRow(cluster[key], `${heading} images`, null, key === "central" ? "large" : "");
       return el("section.strip", el("h3", heading, span("note", why)), row);
     });
-    const main = el("div.detail-main", ...strips, live && morePages(index));
+    const main = el("div.detail-main", ...strips, live && morePages(`cluster/${index}`));
     const body = el("div.detail-body", main, detailSide(index));
     hideTip();
     // Whoever steps with a button stays on it.

@@ -4,7 +4,7 @@
 const RUN_FACTS = [
   ["Data", (r) => named(r.data)],
   ["Images", (r) => count(r.n_images)],
-  ["Groups", (r) => (r.n_groups < r.n_clusters ? count(r.n_groups) : "none")],
+  ["Groups", (r) => (r.has_groups ? count(r.n_groups) : "none")],
   ["Clusters", (r) => count(r.n_clusters)],
   ["Method", (r) => named(r.method)],
   ["Backbone", (r) => named(r.backbone)],

@@ -1,5 +1,6 @@
 "use strict";
-// The groups: one card for each, and the view of one, with its clusters. There are none where there is one level.
+// The groups: one card for each, and the view of one, with its images and its clusters. The images of a group are its own:
+// a cluster stands with the group that most of its images are in, and may have some in others.
 
 /** What stands on a group, in one line. */
 function groupFacts({ size, clusters: own }) {
@@ -25,7 +26,16 @@ function groupCard(group, width) {
   );
 }
 
-/** The view of one group: its clusters, which open to their images. One view shows each group in turn. */
+/** The rows of a group's images: those that stand for it first, then the others, the most unusual ones last. */
+function groupRows(group) {
+  const { central } = groups[group];
+  const first = new Set(central);
+  const others = range(images.id.length).filter((row) => images.group[row] === group && !first.has(row));
+  const score = (row) => images.outlier_score[row];
+  return [...central, ...others.sort((a, b) => score(a) - score(b) || a - b)];
+}
+
+/** The view of one group: its images, and its clusters. One view shows each group in turn. */
 class GroupView {
   constructor() {
     this.group = -1;
@@ -34,13 +44,16 @@ class GroupView {
     this.here = el("span", { "aria-current": "true" });
     this.naming = el("div");
     this.labels = el("div");
+    this.images = el("section.strip");
+    this.clusters = el("p.note");
     const mark = el("span.crumb-mark", { "aria-hidden": "true" }, "\u203a");
     const back = el("a", { href: address("groups") }, "All groups");
     const crumbs = el("nav.crumbs", { "aria-label": "Groups" }, back, mark, this.here);
     const size = { minWidth: 216, gap: 26, rowHeight: cardHeight };
     this.grid = new VirtualGrid({ label: "Clusters of the group", ...size, make: clusterCard });
     const top = el("header.head.group-head", this.title, this.facts);
-    this.element = el("div", { hidden: true }, crumbs, top, this.naming, this.grid.element, this.labels);
+    const inside = el("section.group-clusters", el("h2", "Clusters"), this.clusters, this.grid.element);
+    this.element = el("div", { hidden: true }, crumbs, top, this.naming, this.images, inside, this.labels);
   }
 
   write() {
@@ -50,8 +63,15 @@ class GroupView {
 
   show(group) {
     this.group = group;
-    const { clusters: own, label_counts: counts } = groups[group];
+    const { clusters: own, label_counts: counts, size, n_in_clusters: inside } = groups[group];
     this.write();
+    const rows = groupRows(group);
+    const some = rows.length < size && `${count(rows.length)} of its ${count(size)} images are on this page.`;
+    const more = live && rows.length < size && morePages(`group/${group}`);
+    const parts = [el("h2", "Images"), some && note(some), moreThumbnails(rows, "Images of the group"), more];
+    this.images.replaceChildren(...parts.filter(Boolean));
+    const elsewhere = inside < size && ` ${plural(size - inside, "image")} of the group ${size - inside === 1 ? "is" : "are"} in clusters of others.`;
+    this.clusters.textContent = `Those with most of their images in this group.${elsewhere || ""}`;
     this.facts.textContent = groupFacts(groups[group]);
     if (live) this.naming.replaceChildren(nameForm(group, () => this.write()));
     const table = hasLabels && counts.length > 0 && panel("Labels", null, labelTable(groups[group]));
@@ -67,8 +87,8 @@ if (hasGroups) {
     icon: "M3 5h8v6H3zM13 5h8v6h-8zM3 13h5v6H3zM10 13h5v6h-5zM17 13h4v6h-4z",
     build(root) {
       const title = `${plural(groups.length, "group")} in ${plural(run.n_images, "image")}`;
-      const held = `They hold ${plural(clusters.length, "cluster")}.`;
-      const how = " Open a group to see its clusters, and a cluster to see its images.";
+      const held = `There are ${plural(clusters.length, "cluster")}, which are finer.`;
+      const how = " Open a group to see its images and its clusters.";
       const rowHeight = (width) => wallHeight(width) + (hasLabels ? 70 : 58);
       const grid = new VirtualGrid({ label: "Groups", minWidth: 300, gap: 28, rowHeight, make: groupCard });
       const all = el("div", el("header.hero", el("h1", title), el("p.lead", held, how)), grid.element);

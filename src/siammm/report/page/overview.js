@@ -19,8 +19,8 @@ function headline() {
   });
   const label = "One image of each of the largest clusters";
   const ribbon = roving(el("div.ribbon", { role: "group", "aria-label": label }, ...items), "a");
-  const whole = hasGroups ? plural(groups.length, "group") : plural(run.n_images, "image");
-  const text = `${plural(run.n_clusters, "cluster")} in ${whole}`;
+  const coarser = hasGroups ? `${plural(groups.length, "group")} and ` : "";
+  const text = `${coarser}${plural(run.n_clusters, "cluster")} in ${plural(run.n_images, "image")}`;
   const level = !hasGroups && note(contents.how_found.levels);
   return el("header.hero", el("h1", text), lead, level, ribbon);
 }

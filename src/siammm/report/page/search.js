@@ -81,7 +81,7 @@ function searchResult(found, name, url) {
   own.addEventListener("load", pixelated);
   const [index, probability] = found.clusters[0] ?? [DASH, NaN];
   const facts = [fact("Cluster", index), fact("Probability", percent(probability, 1))];
-  if (hasGroups && index in clusters) facts.unshift(fact("Group", groupLink(clusters[index].group)));
+  if (hasGroups && found.group in groups) facts.unshift(fact("Group", groupLink(found.group)));
   facts.push(fact("Outlier score", figure(found.outlier_score)));
   const likely = [el("h2", "Likely clusters"), el("ul.likelies", ...found.clusters.slice(0, 5).map(likelyCluster))];
   const alike = [el("h2", "Most similar images"), remoteGrid(found.neighbours, "Most similar images")];

@@ -242,12 +242,24 @@ class Dendrogram {
   }
 }
 
-/** What a node is: part of a cluster, a cluster, part of a group, a group, or several joined. */
+const treeParents = new Map(); // node -> the join that it is part of; made when first asked for
+
+/** Whether a node holds all clusters of its group. */
+function isWholeGroup(node) {
+  if (!treeParents.size) {
+    for (const children of [tree.left, tree.right]) {
+      children.forEach((child, i) => treeParents.set(child, tree.n_leaves + i));
+    }
+  }
+  return !treeParents.has(node) || tree.group[treeParents.get(node)] !== tree.group[node];
+}
+
+/** What a node is: part of a cluster, a cluster, some clusters of a group, all of them, or several joined. */
 function nodeKind(node) {
   const [at, group] = [tree.cluster[node], tree.group[node]];
   if (at >= 0) return tree.size[node] === clusters[at]?.size ? "cluster" : "split";
   if (!hasGroups || group < 0) return "joined";
-  return tree.size[node] === groups[group]?.size ? "group" : "within";
+  return isWholeGroup(node) ? "group" : "within";
 }
 
 function nodeWords(node) {
@@ -256,7 +268,7 @@ function nodeWords(node) {
   const names = {
     cluster: `${clusterName(at)}${group && `, ${group}`}`,
     split: `Part of cluster ${at}${group && `, ${group}`}`,
-    group,
+    group: `Clusters of ${group}`,
     within: `Several clusters of ${group}`,
     joined: hasGroups ? "Several groups" : "Several clusters",
   };
@@ -273,7 +285,12 @@ function cutWords(k) {
     );
   }
   if (k === tree.n_clusters) return "These are the clusters that were found.";
-  if (k === tree.n_groups) return "These are the groups of clusters. The branches of each have its colour.";
+  if (hasGroups && k === tree.n_groups) {
+    return (
+      "These are the clusters of each group, joined; its branches have its colour. A cluster is in the branch of the " +
+      "group that most of its images are in."
+    );
+  }
   const within = k < tree.n_groups ? "Groups" : "Clusters within their groups";
   return `${hasGroups ? within : "Clusters that were found"}, joined by Ward's method, the most similar first.`;
 }

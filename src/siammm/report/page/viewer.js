@@ -2,10 +2,16 @@
 // One image, as large as it can be shown. `siammm explore` has the image itself, a page from disk its thumbnail.
 
 /** An image of the page's table as the viewer takes it. */
-const pageImage = (row) => ({ row, id: images.id[row], cluster: images.cluster[row], position: images.position[row] });
+const pageImage = (row) => ({
+  row,
+  id: images.id[row],
+  cluster: images.cluster[row],
+  group: images.group[row],
+  position: images.position[row],
+});
 
 /** An image that the server has named; the page may hold it or not. */
-const serverImage = ({ position, id, cluster }) => ({ row: rowAt(position), id, cluster, position });
+const serverImage = (image) => ({ row: rowAt(image.position), ...image });
 
 const rowsByPosition = new Map(); // made when first asked for
 
@@ -94,6 +100,7 @@ const viewer = {
     const search = leave(() => go(address("search", { image: image.position })));
     const tools = [
       live && image.position >= 0 && button("Find similar", search, { class: "primary" }),
+      hasGroups && image.group >= 0 && button("Open its group", leave(() => go(groupAddress(image.group))), { class: "tool" }),
       image.cluster >= 0 && button("Open its cluster", leave(() => openCluster(image.cluster)), { class: "tool" }),
     ];
     const facts = el("div.viewer-facts", image.row >= 0 && imageFacts(image.row), this.size);
