@@ -55,8 +55,8 @@ def hardware() -> str:
 
 
 def command() -> str:
-    """The command line that was run, but for where its result went."""
-    return shlex.join(["python", *_without_output(sys.argv)])
+    """The command line that was run, but for where its result went and for folders of this machine."""
+    return shlex.join(["python", *(_from_here(word) for word in _without_output(sys.argv))])
 
 
 def circumstances() -> dict[str, str]:
@@ -116,6 +116,14 @@ def _without_output(arguments: list[str]) -> list[str]:
         return arguments
     at = arguments.index("--output")
     return arguments[:at] + arguments[at + 2 :]
+
+
+def _from_here(word: str) -> str:
+    """An absolute path as seen from this folder where it lies in it or beside it; elsewhere its last name."""
+    path = Path(word)
+    if not path.is_absolute():
+        return word
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd().parent) else path.name
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
