@@ -7,10 +7,7 @@ networks and the momentum encoder, instance and cluster loss, LARS, momentum upd
 autocast and channels-last with nothing compiled, captured or fused, as one would write it first. Every case is a
 process of its own with a time limit; a batch that does not fit is a row that says so.
 
-Hours for the paper's 200 epochs follow from the measured images a second. Those for 8 GPUs are a projection: the
-measured step (of ``--variants not-fused`` where that was measured: several processes synchronise their BatchNorm
-layers, and run each view by itself), plus the gradients' all-reduce over NVLink in a ring and one small all-reduce for
-each synchronised BatchNorm and direction, none of it overlapped; the flags hold the assumed bandwidth and latency.
+Hours for the paper's 200 epochs follow from the measured images a second; for several GPUs see ``many_gpus.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as functional
-from torch import nn
 
 import record
 import step_variants
@@ -73,13 +69,9 @@ def ours(case: dict[str, Any], config: TrainConfig, device: torch.device) -> dic
     ready = load.prepare(clustered=True)
     seconds = clock.windows(lambda n: load.advance(n, clustered=True), device, seconds=case["seconds"])
     load.check()
-    network = load.training.network
-    norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
     return {
         "seconds": seconds,
         "ready_seconds": ready,
-        "parameters": sum(p.numel() for p in network.parameters() if p.requires_grad),
-        "norms": len(norms),
     }
 
 
@@ -183,10 +175,6 @@ def main() -> None:
     parser.add_argument("--jpegs", type=int, default=2048)
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--clustering-seconds", type=float, default=0.0, help="of an epoch at this size, measured")
-    parser.add_argument(
-        "--bandwidth", type=float, default=360.0, help="GB/s of an all-reduce's ring over 8 GPUs, assumed"
-    )
-    parser.add_argument("--latency", type=float, default=30.0, help="microseconds of a small all-reduce, assumed")
     args, results = swept("large_images_gpu.py", parser, cases, one, step_variants.VARIANTS)
     device = torch.device(args.device)
     peak = clock.peak_flops(device, network_precision(device)) / 1e12
@@ -199,15 +187,6 @@ def main() -> None:
         output=args.output,
     )
     print(path.read_text())
-
-
-def eight_gpus(result: dict[str, Any], args: argparse.Namespace) -> float:
-    """Images a second of 8 GPUs with this batch each, by the assumptions at the top."""
-    step = result["batch"] / result["images_per_second"]
-    gradients = 2 * 7 / 8 * 4 * result["parameters"] / (1e9 * args.bandwidth)
-    # Statistics of both views forward in every BatchNorm; backward in those of the online networks, about half.
-    statistics_ = args.latency * 1e-6 * result["norms"] * 2 * 1.5
-    return 8 * result["batch"] / (step + gradients + statistics_)
 
 
 def body(results: list[dict[str, Any]], args: argparse.Namespace, peak: float) -> str:
@@ -246,36 +225,21 @@ def body(results: list[dict[str, Any]], args: argparse.Namespace, peak: float) -
     if not steps:
         return text
     best = max(steps, key=lambda r: r["images_per_second"])
-    by_itself = [r for r in steps if "not-fused" in r["variants"]]
-    of_eight = max(by_itself or steps, key=lambda r: r["images_per_second"])
 
     def hours(rate: float) -> str:
         return f"{EPOCHS * (N_IMAGES / rate + args.clustering_seconds) / 3600:,.1f}"
 
     projected = [
         ["1 GPU, the step", f"{best['images_per_second']:,.0f}", hours(best["images_per_second"])],
-        ["8 GPUs, the step", f"{eight_gpus(of_eight, args):,.0f}", hours(eight_gpus(of_eight, args))],
     ]
     if loaders:
         brought = max(r["images_per_second"] for r in loaders)
         one_gpu = min(brought, best["images_per_second"])
-        all_gpus = min(8 * brought, eight_gpus(of_eight, args))
-        projected += [
-            ["1 GPU with this loader", f"{one_gpu:,.0f}", hours(one_gpu)],
-            ["8 GPUs, each with such a loader", f"{all_gpus:,.0f}", hours(all_gpus)],
-        ]
-    text += (
-        f"\n\n## Projected: {EPOCHS} epochs of {N_IMAGES:,} images, batch {best['batch']} on 1 GPU, "
-        f"{of_eight['batch']} on each of 8\n\n"
-    )
+        projected.append(["1 GPU with this loader", f"{one_gpu:,.0f}", hours(one_gpu)])
+    text += f"\n\n## Projected: {EPOCHS} epochs of {N_IMAGES:,} images, batch {best['batch']}\n\n"
     text += record.table(["", "images/s", "hours"], projected)
-    megabytes = 4 * of_eight["parameters"] / 1e6
-    which = "not fused, as several processes run it" if by_itself else "fused, which several do not run (too fast)"
-    return text + (
-        f"\n\nFrom the measured step{' and clustering' if args.clustering_seconds else ', without clustering'}. 8 "
-        f"GPUs: the step {which}, plus {megabytes:,.0f} MB of gradients in a ring at an assumed {args.bandwidth:g} "
-        f"GB/s and {of_eight['norms']} BatchNorm layers synchronised at an assumed {args.latency:g} microseconds each "
-        "time, nothing overlapped."
+    return (
+        text + f"\n\nFrom the measured step{' and clustering' if args.clustering_seconds else ', without clustering'}."
     )
 
 

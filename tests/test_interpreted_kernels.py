@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parent
 PROGRAMS = {
     "mixture/interpreted_kernels.py": 30,
     "learn/cuda/interpreted_norms.py": 100,
+    "learn/cuda/interpreted_ranks.py": 40,
     "learn/cuda/interpreted_updates.py": 30,
 }
 

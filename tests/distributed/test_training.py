@@ -40,8 +40,10 @@ CASES: dict[str, dict[str, Any]] = {
     "queue": {"instance_loss": "contrastive", "cluster_loss": "nce-centroids", "concentration": "proximity",
               "merge": "none", "more_components": (8,), "queue_size": 40, "learning_rate": 1e-4},
     "groups": {"group_after": 0.0, "epochs": 1},
+    "fused": {"fused": True, "epochs": 1},
 }  # fmt: skip
-
+# BatchNorm sees other images together than in one process.
+IN_PARTS = {"in parts": {"accumulate": 2, "epochs": 1}}
 
 pytestmark = pytest.mark.usefixtures("one_thread_per_module")
 
@@ -57,7 +59,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(nursery: Nursery, folder: Path) -> dict[str, Found]:
     """What each of two ranks found, by case."""
-    cases: list[dict[str, Any]] = [{"name": name, "settings": settings} for name, settings in CASES.items()]
+    cases: list[dict[str, Any]] = [
+        {"name": name, "settings": settings} for name, settings in (CASES | IN_PARTS).items()
+    ]
     cases[0] |= {"finish": True, "run": "whole"}
     cases.append({"name": "stopped", "settings": {"epochs": 3}, "run": "by two", "stop": STEPS + 2})
     cases.append({"name": "gone on", "settings": {"epochs": 3}, "resume": "by one"})
@@ -98,13 +102,14 @@ def whole() -> tuple[Training, Trained]:
 def test_two_ranks_have_the_losses_of_one(name: str, two: dict[str, Found], whole: tuple[Training, Trained]) -> None:
     one = whole[0] if name == "as it comes" else run_through(prepared(case_config(**CASES[name]), case_images()))
     for rank in two[name]:
+        assert rank["fused"] == bool(CASES[name].get("fused"))
         check_alike(rank["measured"], measured(one), grouped=name == "groups")
         assert rank["history"] == one.clustering.history.n_components
     if CASES[name].get("merge") != "none" and CASES[name].get("cluster_loss") != "swapped":
         assert two[name][0]["history"][-1] < 12  # there was something to merge
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *IN_PARTS])
 def test_all_ranks_hold_the_same_network(name: str, two: dict[str, Found]) -> None:
     first, second = two[name]
     assert first["weight"] == second["weight"]

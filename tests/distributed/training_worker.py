@@ -37,7 +37,7 @@ def prepared(case: dict[str, Any], folder: Path) -> Training:
     run = None
     if ranks.is_writer() and case.get("run"):
         run = RunWriter.create(folder / case["run"], config, {"fingerprint": source.fingerprint()})
-    return Training(config, source, torch.device("cpu"), recorder=run)
+    return Training(config, source, torch.device(case.get("device", "cpu")), recorder=run)
 
 
 def done(case: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def done(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         found["groups"] = trained.groups.label_K.tolist()
     else:
         run_through(training)
-    found["measured"] = measured(training)
+    found |= {"measured": measured(training), "fused": bool(training.network.fused)}
     found["history"] = training.clustering.history.n_components
     found["weight"] = float(sum(p.detach().double().sum() for p in training.network.parameters()))
     return found

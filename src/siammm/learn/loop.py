@@ -187,7 +187,10 @@ class Training:
         config, parts = self.config, self.config.optimisation.accumulate
         self.optimiser.zero_grad()
         losses = torch.zeros_like(self.tally.totals[:3])
-        for part in batch.parts(parts):
+        for number, part in enumerate(batch.parts(parts), start=1):
+            if ranks.world_size() > 1:
+                # DDP averages the gradients of all parts over the ranks at once, while those of the last are computed.
+                self.online.require_backward_grad_sync = number == parts
             # x_1, x_2 = aug(x), aug(x)
             x_1, x_2 = self.pieces.views(part, config.run.random_state, self.schedule.epoch)
             if self.device.type == "cuda":

@@ -260,7 +260,7 @@ class OptimisationConfig:
     """Compile augmentation, loss and networks that are not fused; by default on a GPU."""
 
     fused: bool | None = None
-    """Train on both views in one batch with fused Triton kernels; by default on one GPU, for networks that allow it."""
+    """Train on both views in one batch with fused Triton kernels; by default on GPUs, for networks that allow it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from siammm.learn.batchnorm import SynchronisedBatchNorm
 from siammm.learn.cuda.fused import fuse, fused
 from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
 from tests.learn.small_runs import measured, prepared, run_through, small_config, small_images
@@ -80,7 +81,15 @@ def test_what_is_not_known_is_left_alone(backbone: str) -> None:
 def test_a_batchnorm_without_a_moving_average_is_left_alone() -> None:
     assert fused(nn.Sequential(nn.BatchNorm1d(3, momentum=None))) is None
     assert fused(nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False))) is None
-    assert fused(nn.Sequential(nn.SyncBatchNorm(3))) is None
+
+
+def test_layers_that_processes_share_are_known_unless_they_do_more() -> None:
+    assert fused(nn.Sequential(nn.SyncBatchNorm(3))) is not None
+    assert fused(nn.Sequential(SynchronisedBatchNorm(3))) is not None
+    assert fused(nn.Sequential(nn.SyncBatchNorm(3, process_group="some of them"))) is None
+    with_activation = SynchronisedBatchNorm(3)
+    with_activation.act = nn.SiLU()
+    assert fused(nn.Sequential(with_activation)) is None
 
 
 def test_training_is_the_same() -> None:

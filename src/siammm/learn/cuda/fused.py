@@ -6,7 +6,8 @@ other layers as they are, BatchNorm group by group, together with the ReLU and t
 ``norm_kernels`` does this in two passes over the activations; elsewhere torch's functions do the same slowly.
 
 The parameters, the running statistics and the results are those of calling the network once for each batch. A network
-with a part that is not known here is left alone.
+with a part that is not known here is left alone. Layers that several processes share normalise by the statistics of all
+of them here, too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from siammm.core import ranks
+from siammm.learn.batchnorm import SynchronisedBatchNorm
 from siammm.learn.cuda import norm_kernels, triton_support
 from siammm.learn.networks import SiameseNetwork
 
@@ -29,6 +32,12 @@ Block = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 # They look at one image at a time, and remember nothing.
 _INDEPENDENT = (nn.Conv2d, nn.Linear, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Identity)
+
+
+# BatchNorm, and the layers that normalise together with those of other processes: on a GPU torch's, on a CPU ours.
+_SHARED = (nn.SyncBatchNorm, SynchronisedBatchNorm)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, *_SHARED)
+Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.SyncBatchNorm | SynchronisedBatchNorm
 
 
 class _UnknownPartError(Exception):
@@ -57,20 +66,23 @@ def fuse(network: SiameseNetwork) -> bool:
 
 
 def normalised(
-    x: Tensor, layer: nn.BatchNorm1d | nn.BatchNorm2d, groups: int, added: Tensor | None = None, *, relu: bool = False
+    x: Tensor, layer: Norm, groups: int, added: Tensor | None = None, *, relu: bool = False
 ) -> tuple[Tensor, Tensor]:
     """A BatchNorm layer on each group of a batch by itself, then a residual and a ReLU if wanted.
 
     Twice the same output: the gradients of two readers then need no addition of their own.
     """
     running, momentum = (layer.running_mean, layer.running_var), cast(float, layer.momentum)
+    together = type(layer) in _SHARED and ranks.active()
     if not layer.training:
         y = layer(x)
     elif triton_support.available() and (x.is_cuda or triton_support.interpreted()):
         return cast(Any, _Normalised).apply(
             x, layer.weight, layer.bias, added, (*running, layer.num_batches_tracked), momentum, layer.eps, groups,
-            relu,
+            relu, together,
         )  # fmt: skip
+    elif together:
+        y = torch.cat([layer(part) for part in x.chunk(groups)])
     else:
         assert layer.num_batches_tracked is not None
         layer.num_batches_tracked.add_(groups)
@@ -96,15 +108,16 @@ class _Normalised(torch.autograd.Function):
         eps: float,
         groups: int,
         relu: bool,
+        together: bool,
     ) -> tuple[Tensor, Tensor]:
         """The outputs; see ``norm_kernels.forward``."""
         rows = _rows(x)
         y, moments = norm_kernels.forward(
             rows, weight, bias, None if residual is None else _rows(residual), running,
-            momentum=momentum, eps=eps, groups=groups, relu=relu,
+            momentum=momentum, eps=eps, groups=groups, relu=relu, together=together,
         )  # fmt: skip
         ctx.save_for_backward(rows, y if relu and residual is not None else None, moments, weight, bias)
-        ctx.relu, ctx.with_residual = relu, residual is not None
+        ctx.relu, ctx.with_residual, ctx.together = relu, residual is not None, together
         ctx.set_materialize_grads(False)  # most have one reader
         shaped = _shaped(y, x)
         return shaped, shaped.detach()  # another tensor of the same values, with a gradient of its own
@@ -117,15 +130,15 @@ class _Normalised(torch.autograd.Function):
         grad, *others = [grad for grad in grads if grad is not None]  # at least one: else nothing asks for it
         dx, d_weight, d_bias, d_residual = norm_kernels.backward(
             _rows(grad), _rows(others[0]) if others else None, x, y, moments, weight, bias, relu=ctx.relu,
-            with_residual=ctx.with_residual,
+            with_residual=ctx.with_residual, together=ctx.together,
         )  # fmt: skip
         return (
             _shaped(dx, grad),
             None if weight is None else d_weight.to(weight),
             None if bias is None else d_bias.to(bias),
             None if d_residual is None else _shaped(d_residual, grad),
-            None, None, None, None, None,
-        )  # fmt: skip
+            *[None] * 6,
+        )
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -148,8 +161,8 @@ def _shaped(rows: Tensor, like: Tensor) -> Tensor:
 
 def _piece(module: nn.Module) -> Piece:
     kind = type(module)
-    if kind in (nn.BatchNorm1d, nn.BatchNorm2d):
-        return _norm(cast(nn.BatchNorm2d, module), relu=False)
+    if kind in _NORMS:
+        return _norm(cast(Norm, module), relu=False)
     if kind is nn.Sequential:
         return _chain(list(module.children()))
     if kind is nn.ReLU:
@@ -174,10 +187,10 @@ def _chain(modules: Sequence[nn.Module | Callable[[Tensor], Tensor]]) -> Piece:
     for number, module in enumerate(modules):
         after = modules[number + 1] if number + 1 < len(modules) else None
         before = modules[number - 1] if number else None
-        if type(module) is nn.ReLU and type(before) in (nn.BatchNorm1d, nn.BatchNorm2d):
+        if type(module) is nn.ReLU and type(before) in _NORMS:
             continue
-        if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d):
-            pieces.append(_norm(cast(nn.BatchNorm2d, module), relu=type(after) is nn.ReLU))
+        if type(module) in _NORMS:
+            pieces.append(_norm(cast(Norm, module), relu=type(after) is nn.ReLU))
         else:
             pieces.append(_piece(module) if isinstance(module, nn.Module) else _plain(module))
 
@@ -193,9 +206,13 @@ def _plain(function: Callable[[Tensor], Tensor]) -> Piece:
     return lambda x, groups: function(x)
 
 
-def _norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, *, relu: bool) -> Piece:
+def _norm(layer: Norm, *, relu: bool) -> Piece:
     if layer.momentum is None or not layer.track_running_stats:
         raise _UnknownPartError("a BatchNorm whose running statistics are not a moving average")
+    if isinstance(layer, SynchronisedBatchNorm) and {type(layer.drop), type(layer.act)} != {nn.Identity}:
+        raise _UnknownPartError("a BatchNorm with an activation of its own")
+    if isinstance(layer, nn.SyncBatchNorm) and layer.process_group is not None:
+        raise _UnknownPartError("a BatchNorm that some of the processes share")
     return lambda x, groups: normalised(x, layer, groups, relu=relu)[0]
 
 
@@ -204,7 +221,7 @@ def _resnet(model: Any) -> Piece:
     if model.drop_rate or model.grad_checkpointing or not isinstance(model.fc, nn.Identity):
         raise _UnknownPartError("a ResNet with dropout, checkpointing or a classifier")
     layers = [block for layer in (model.layer1, model.layer2, model.layer3, model.layer4) for block in layer]
-    if type(model.bn1) is not nn.BatchNorm2d or type(model.act1) is not nn.ReLU:
+    if type(model.bn1) not in _NORMS or type(model.act1) is not nn.ReLU:
         raise _UnknownPartError("a first layer without BatchNorm and ReLU")
     _norm(model.bn1, relu=True)  # to refuse what it refuses
     stem, blocks, pool = _piece(model.conv1), [_block(layer) for layer in layers], _piece(model.global_pool)

@@ -7,8 +7,11 @@ a block and its shortcut are added up too. Several views go through in one batch
 Sums are taken of values less the group's first row, which makes the variance exact enough in float32, and are added up
 in a fixed order, so that a step can be repeated bit for bit. Tests run them on a CPU with ``TRITON_INTERPRET=1``.
 
+Several processes can normalise ``together``, by the statistics of their joint batch. Each way, between its two passes
+over the activations, they then exchange two numbers for each channel and group.
+
 Legend:  G groups, R rows of a group (samples x pixels), C channels, P programs that share a column of tiles;
-x input, y output, z = x standardised, dy, dx gradients.
+W processes that normalise together; x input, y output, z = x standardised, dy, dx gradients.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from siammm.core import ranks
 from siammm.learn.cuda.triton_support import jit, tl, triton
 
 # Values in a tile, 32 for each thread of four warps; and in one that is only read, changed and written. These and what
@@ -46,11 +50,13 @@ def forward(
     eps: float,
     groups: int,
     relu: bool,
+    together: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """y = relu(BatchNorm(x) + residual) of each group by itself, and what ``backward`` needs of the statistics.
 
     Rows are in the order of groups. ``running`` is the mean and variance, which move towards each group in turn, and
     the number of batches so far, all of which the kernels write: nothing is left for a kernel of a few bytes.
+    ``together``: a group is that of all processes, which have the same number of rows.
     """
     n, channels = x_NC.shape
     rows = n // groups
@@ -65,10 +71,17 @@ def forward(
     )  # fmt: skip
     moments_G2C = x_NC.new_empty((groups, 2, channels), dtype=torch.float32)
     mean_C, var_C, batches = running if running is not None else (moments_G2C,) * 3
+    tracked = running is not None
     _moments[(triton.cdiv(channels, _FEW),)](
         x_NC, partial, moments_G2C, mean_C, var_C, batches, rows, channels, momentum, eps, programs,
-        GROUPS=groups, TRACKED=running is not None, BLOCK_C=_FEW, BLOCK_P=_ROWS_AT_ONCE, **_USUAL,
+        GROUPS=groups, TRACKED=tracked, OWN=together, BLOCK_C=_FEW, BLOCK_P=_ROWS_AT_ONCE, **_USUAL,
     )  # fmt: skip
+    if together:
+        every_WG2C = ranks.all_gather_batch(moments_G2C)
+        _joint_moments[(triton.cdiv(channels, _FEW),)](
+            every_WG2C, moments_G2C, mean_C, var_C, batches, rows, channels, momentum, eps, ranks.world_size(),
+            GROUPS=groups, TRACKED=tracked, BLOCK_C=_FEW, **_USUAL,
+        )  # fmt: skip
     y_NC = torch.empty_like(x_NC)
     block_r = _APPLIED_TILE // block_c
     _apply[(triton.cdiv(rows, block_r), columns, groups)](
@@ -91,11 +104,13 @@ def backward(
     *,
     relu: bool,
     with_residual: bool,
+    together: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of x, of weight and bias (C), and of the residual if there was one.
 
     The gradient of y is dy, or the sum of dy and ``second_NC``. ``y_NC`` says where the ReLU was open, and is needed
-    only if a residual went into it: else x says so too.
+    only if a residual went into it: else x says so too. ``together``: as in ``forward``; the gradients of weight and
+    bias are those of this process's rows, for whoever averages gradients over the processes.
     """
     n, channels = x_NC.shape
     groups = moments_G2C.shape[0]
@@ -119,9 +134,11 @@ def backward(
     sums_G2C = torch.empty_like(moments_G2C)
     parameters_2C = x_NC.new_empty((2, channels), dtype=torch.float32)
     _gradient_totals[(triton.cdiv(channels, _FEW),)](
-        partial, sums_G2C, parameters_2C, channels, programs,
+        partial, sums_G2C, parameters_2C, channels, programs, ranks.world_size() if together else 1,
         GROUPS=groups, BLOCK_C=_FEW, BLOCK_P=_ROWS_AT_ONCE, **_USUAL,
     )  # fmt: skip
+    if together:
+        ranks.all_reduce_sum(sums_G2C)
     dx_NC = torch.empty_like(x_NC)
     _gradient[(triton.cdiv(rows, block_r), columns, groups)](
         kept_NC, x_NC, moments_G2C, weight, bias, sums_G2C, dx_NC, rows, channels,
@@ -196,11 +213,12 @@ def _added(partial, group, programs, channels, channel, BLOCK_P: tl.constexpr, B
 @jit
 def _moments(
     x, partial, moments, running_mean, running_var, batches, rows, channels, momentum, eps, programs,
-    GROUPS: tl.constexpr, TRACKED: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
+    GROUPS: tl.constexpr, TRACKED: tl.constexpr, OWN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
+    """Mean and 1 / deviation of each group; with OWN the mean and variance of this process's rows alone."""
     channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < channels
-    if TRACKED:
+    if TRACKED and not OWN:
         slow_mean = tl.load(running_mean + channel, mask=inside, other=0.0)
         slow_var = tl.load(running_var + channel, mask=inside, other=0.0)
     for group in range(GROUPS):
@@ -213,10 +231,44 @@ def _moments(
         mean += shift
         place = moments + group * 2 * channels + channel
         tl.store(place, mean, mask=inside)
+        tl.store(place + channels, var if OWN else 1.0 / tl.sqrt(var + eps), mask=inside)
+        if TRACKED and not OWN:
+            slow_mean += momentum * (mean - slow_mean)
+            slow_var += momentum * (var * (rows / (rows - 1.0)) - slow_var)
+    if TRACKED and not OWN:
+        tl.store(running_mean + channel, slow_mean, mask=inside)
+        tl.store(running_var + channel, slow_var, mask=inside)
+        tl.store(batches, tl.load(batches) + GROUPS, mask=tl.program_id(0) == 0)
+
+
+@jit
+def _joint_moments(
+    every, moments, running_mean, running_var, batches, rows, channels, momentum, eps, world,
+    GROUPS: tl.constexpr, TRACKED: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """What ``_moments`` finds of all processes' rows, from the mean and variance of those of each."""
+    channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = channel < channels
+    if TRACKED:
+        slow_mean = tl.load(running_mean + channel, mask=inside, other=0.0)
+        slow_var = tl.load(running_var + channel, mask=inside, other=0.0)
+    for group in range(GROUPS):
+        mean = tl.zeros((BLOCK_C,), dtype=tl.float32)
+        for process in range(world):
+            mean += tl.load(every + (process * GROUPS + group) * 2 * channels + channel, mask=inside, other=0.0)
+        mean = mean / world
+        var = tl.zeros((BLOCK_C,), dtype=tl.float32)
+        for process in range(world):
+            place = every + (process * GROUPS + group) * 2 * channels + channel
+            distance = tl.load(place, mask=inside, other=0.0) - mean
+            var += tl.load(place + channels, mask=inside, other=0.0) + distance * distance
+        var = var / world
+        place = moments + group * 2 * channels + channel
+        tl.store(place, mean, mask=inside)
         tl.store(place + channels, 1.0 / tl.sqrt(var + eps), mask=inside)
         if TRACKED:
             slow_mean += momentum * (mean - slow_mean)
-            slow_var += momentum * (var * (rows / (rows - 1.0)) - slow_var)
+            slow_var += momentum * (var * (rows * world / (rows * world - 1.0)) - slow_var)
     if TRACKED:
         tl.store(running_mean + channel, slow_mean, mask=inside)
         tl.store(running_var + channel, slow_var, mask=inside)
@@ -302,8 +354,10 @@ def _gradient_sums(
 
 @jit
 def _gradient_totals(
-    partial, sums, parameters, channels, programs, GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr
+    partial, sums, parameters, channels, programs, world,
+    GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
+    """Sums of each group, divided by ``world`` for their mean over the processes, and those of all groups."""
     channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < channels
     all_total = tl.zeros((BLOCK_C,), dtype=tl.float32)
@@ -311,8 +365,8 @@ def _gradient_totals(
     for group in range(GROUPS):
         total, products = _added(partial, group, programs, channels, channel, BLOCK_P, BLOCK_C)
         place = sums + group * 2 * channels + channel
-        tl.store(place, total, mask=inside)
-        tl.store(place + channels, products, mask=inside)
+        tl.store(place, total / world, mask=inside)
+        tl.store(place + channels, products / world, mask=inside)
         all_total += total
         all_products += products
     tl.store(parameters + channel, all_total, mask=inside)

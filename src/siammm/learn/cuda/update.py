@@ -1,8 +1,8 @@
 """The accelerated twin of ``Training.update``: the same update, compiled, fused and captured as a CUDA graph.
 
 - Views, loss and networks are compiled by ``torch.compile`` (setting ``compile``).
-- Both views go through the networks in one batch, BatchNorm by fused kernels (setting ``fused``).
-- The momentum encoder runs on a second stream beside the online one, and follows it by one kernel.
+- Both views go through the networks in one batch, BatchNorm by fused kernels (setting ``fused``), also on several GPUs.
+- The momentum encoder follows the online one by one kernel; on one GPU it runs beside it, on a second stream.
 - On one GPU the whole update is captured once and replayed, so that launching its kernels costs nothing.
 """
 
@@ -66,7 +66,7 @@ class AcceleratedUpdate:
             pieces.views = freshly_compiled(pieces.views)
         fuses = optimisation.fused
         if fuses is None:
-            fuses = device.type == "cuda" and world_size() == 1 and triton_support.available()
+            fuses = device.type == "cuda" and triton_support.available()
         if not (fuses and fuse(network)) and self.compiled:
             # Each part by itself: compiled once, it serves both views, and takes half as long as the two in one piece.
             for part in (network.encoder, network.predictor, network.momentum_encoder):
