@@ -283,6 +283,13 @@ def told(x_ND: np.ndarray, seed: int, *, k: int) -> Labels:
     return KMeans(k, n_init=3, random_state=seed).fit_predict(x_ND)
 
 
+def told_groups(x_ND: np.ndarray, seed: int, *, k: int) -> Labels:
+    """As ``siammm cluster --n-groups``; so many groups do not depend on the components."""
+    nearest_N2 = np.zeros((len(x_ND), 2), dtype=np.int64)
+    found = mixture_groups.found(x_ND, nearest_N2, 1, unit=True, separate=False, seed=seed, so_many=k)
+    return found.predict(x_ND, nearest_N2[:, 0])
+
+
 RULES: dict[str, Callable[[np.ndarray, int], Labels]] = {
     "merge=auto": partial(by_merging, groups=False),
     "siammm, groups": partial(by_merging, groups=True),
@@ -300,7 +307,7 @@ RULES: dict[str, Callable[[np.ndarray, int], Labels]] = {
     "UMAP, HDBSCAN 50": partial(by_umap, smallest=50),
     "UMAP, HDBSCAN 100": partial(by_umap, smallest=100),
 }
-TOLD: dict[str, Callable[..., Labels]] = {"k-means, told K": told}
+TOLD: dict[str, Callable[..., Labels]] = {"k-means, told K": told, "siammm, told K": told_groups}
 
 
 def labels_of(rule: str, x_ND: np.ndarray, seed: int, true_k: int) -> Labels:

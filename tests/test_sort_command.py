@@ -129,14 +129,6 @@ def test_a_folder_for_each_selection(result: Path, capsys: pytest.CaptureFixture
     (result / "selections.json").unlink()
 
 
-def test_links_can_be_asked_for(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sort", str(result), "--to", "sorted", "--link"]) == 0
-    assert (Path("sorted") / rows_of("sorted")[0]["sorted_as"]).is_symlink()
-    assert "--copy and --link contradict each other" in refused(
-        ["sort", str(result), "--to", "other", "--link", "--copy"], capsys
-    )
-
-
 def test_a_trained_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = trained_run(tmp_path / "trained")
     assert " or siammm sort " in capsys.readouterr().out.splitlines()[-1]

@@ -36,6 +36,47 @@ def test_kinds_are_found(k: int, spread: float) -> None:
     assert adjusted_mutual_info_score(y, found.predict(x, None)) > 0.97
 
 
+@pytest.mark.parametrize("k", [2, 5, 12])
+def test_a_number_that_is_given(k: int) -> None:
+    x, y = kinds(k, n=600, spread=0.8)
+    nearest = np.zeros((len(x), 2), dtype=np.int64)
+    for asked in (2, k, k + 3):
+        found = groups.found(x, nearest, 1, unit=True, separate=True, so_many=asked)
+        assert found.n_groups == asked
+        assert found.is_found
+    assert (
+        adjusted_mutual_info_score(y, groups.found(x, nearest, 1, unit=True, separate=True, so_many=k).predict(x, None))
+        > 0.97
+    )
+
+
+def test_a_number_that_is_given_counts_where_nothing_stands_apart() -> None:
+    x = kinds(1)[0]
+    assert not found_in(x).is_found
+    for asked in (2, 7):
+        assert (
+            groups.found(x, np.zeros((len(x), 2), dtype=np.int64), 1, unit=True, separate=False, so_many=asked).n_groups
+            == asked
+        )
+
+
+def test_parts_of_a_graph_without_links_are_joined_where_fewer_are_asked_for() -> None:
+    x = np.repeat(np.eye(6), 20, axis=0) + np.random.default_rng(0).normal(scale=1e-3, size=(120, 6))
+    for asked in (2, 3, 6):
+        found = groups.found(x, np.zeros((120, 2), dtype=np.int64), 1, unit=True, separate=False, so_many=asked)
+        assert found.n_groups == asked
+        assert len({tuple(part) for part in found.predict(x, None).reshape(6, 20)}) == asked, "no part is divided"
+
+
+@pytest.mark.parametrize("asked", [1, 0, -3, 16, 10**9])
+def test_numbers_that_rows_cannot_have(asked: int) -> None:
+    x = kinds(3, n=60)[0]
+    with pytest.raises(InputError, match=f"n_groups is {asked:,}, but 60 rows can have 2 to 15 groups"):
+        VonMisesFisherMixture(3, random_state=0).fit(x).groups(x, n_groups=asked)
+    with pytest.raises(InputError, match="groups need at least 8 rows, not 5"):
+        VonMisesFisherMixture(2, random_state=0).fit(x[:5]).groups(x[:5], n_groups=2)
+
+
 def test_a_single_cloud_has_no_groups() -> None:
     rng = np.random.default_rng(0)
     stretched = rng.normal(size=(1000, 12)) * np.linspace(5, 0.5, 12)

@@ -35,7 +35,7 @@ FLAGS = {
         --probe-every --image-cache --save-every --tensorboard --device --random-state
     """,
     "cluster": """
-        --output --overwrite --encoder --image-size --key --id-column --label-column --family --n-components
+        --output --overwrite --encoder --image-size --key --id-column --label-column --family --n-components --n-groups
         --n-neighbours --temperature --assignment --size-weighting --merge --merge-threshold --merge-floor --merge-share
         --concentration --concentration-dims --small-sample-correction --concentration-shrinkage --covariance --init
         --n-init --max-iter --tol --device --backend --random-state --image-key --label-key --loader --workers
@@ -67,14 +67,14 @@ FLAGS = {
         --output --overwrite --formats --encoder --data --hub --device --image-key --label-key --loader --workers
         --max-bad-images --max-pixels
     """,
-    "sort": "--to --by --copy --link --data",
+    "sort": "--to --by --copy --data",
     "bench": """
         --preset --batch-size --seconds --compile --output --overwrite --device --random-state
     """,
 }
 ON_OFF = {
     "--overwrite", "--momentum-encoder", "--zero-init-residual", "--size-weighting", "--normaliser", "--tensorboard",
-    "--open", "--copy", "--link",
+    "--open", "--copy",
 }  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def test_the_help_of_a_preset_prints_its_numbers(help_of: Any) -> None:
         assert re.search(rf"--{flag} [^│]+?\(default: {re.escape(value)}\)", text), flag
 
 
-@pytest.mark.parametrize("flag", sorted(ON_OFF - {"--open", "--copy", "--link"}))
+@pytest.mark.parametrize("flag", sorted(ON_OFF - {"--open", "--copy"}))
 @pytest.mark.parametrize("start", [[], ["--method", "swav"]])
 def test_flags_turn_on_and_off_from_either_default(flag: str, start: list[str]) -> None:
     name = flag[2:].replace("-", "_")

@@ -46,8 +46,8 @@ def show(found: Clustering, output: Path, console: Console, *, of_images: bool =
         )
     if mixture.n_components_ == 1 and merges is not None:
         console.print(
-            "[yellow]Nothing was found that stands apart; if you know how many kinds there are, add --merge none "
-            "--n-components NUMBER.[/]"
+            "[yellow]Nothing was found that stands apart; if you know how many kinds there are, add --n-groups "
+            "NUMBER.[/]"
         )
     if not mixture.converged_:
         console.print("[yellow]EM did not converge within --max-iter steps; raise it for more stable clusters.[/]")

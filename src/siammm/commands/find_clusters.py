@@ -24,7 +24,7 @@ from siammm.core.progress import Bar
 from siammm.core.text import counted
 from siammm.data.embedding_table import EmbeddingTable
 from siammm.metrics.clustering import ClusteringScores, clustering_scores
-from siammm.mixture.groups import Groups, of_these_components
+from siammm.mixture.groups import Groups, check_number, of_these_components
 from siammm.mixture.numbering import number_by_size
 from siammm.mixture.seeding import default_n_components
 from siammm.mixture.shard import Shard
@@ -68,14 +68,17 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
     X, n_total = table.embeddings, table.n_samples
     with refused_together():
         mixture = _mixture(config, n_total, X.shape[1])
+        _check_n_groups(config, n_total)
     with timed(seconds, "fit"):
         _fit(mixture, table)
     groups, n_merged, n_start = Groups.none(int(mixture.n_components_)), None, mixture.n_components
-    if config.merge == "auto":  # a number that was given is not questioned
+    looks = config.merge == "auto" or config.n_groups is not None  # a number of clusters is not questioned
+    if looks:
         with timed(seconds, "group"):
             with _told("looking for groups"):
-                groups = mixture.groups(X, together=True)
-            if groups.n_groups > mixture.n_components_:
+                groups = mixture.groups(X, n_groups=config.n_groups, together=True)
+            has_clusters = groups.n_groups if config.n_groups is None else len(np.unique(groups.label_K))
+            if config.merge != "none" and groups.n_groups > min(mixture.n_components_, has_clusters):
                 # Clusters that overlap were merged across groups: take finer ones, so that each is in one group.
                 n_merged, n = int(mixture.n_components_), max(groups.n_groups, n_total // _SAMPLES_PER_PART)
                 finer = {"merge": None, "init": "k-means++", "n_components": min(_PARTS * groups.n_groups, n)}
@@ -90,8 +93,9 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
     clusters = np.ascontiguousarray(mixture.labels_)
     # A few more passes over the samples, with the fitted components.
     with timed(seconds, "describe"), _told("describing every sample"):
-        if config.merge == "auto":
-            groups = of_these_components(groups, X, clusters, k, together=True)
+        if looks:
+            keeps_all = config.n_groups is not None
+            groups = of_these_components(groups, X, clusters, k, together=True, keeps_all=keeps_all)
         mixture.groups_ = groups  # to be saved with it
         with refused_together():
             probability, log_density = _described(mixture, X, clusters)
@@ -169,10 +173,23 @@ def check_before_encoding(config: ClusterConfig, n_images: int) -> None:
         )
     mixture = _mixture(config, n_images, None)
     mixture.check_parameters()
+    _check_n_groups(config, n_images)
     if mixture.n_components > n_images and not isinstance(config.init, Path):
         raise InputError(
             f"--n-components is {mixture.n_components:,}, but {config.data} holds {n_images:,} images; ask for at most "
             "as many as there are images."
+        )
+
+
+def _check_n_groups(config: ClusterConfig, n_samples: int) -> None:
+    """Refuse a number of groups that there cannot be."""
+    if config.n_groups is None:
+        return
+    check_number(config.n_groups, n_samples, name="--n-groups")
+    if config.merge == "none" and config.n_components is not None and config.n_components < config.n_groups:
+        raise InputError(
+            f"--n-groups is {config.n_groups:,}, but --merge none keeps {config.n_components:,} clusters; leave "
+            "--merge out, or raise --n-components."
         )
 
 

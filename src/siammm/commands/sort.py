@@ -20,8 +20,6 @@ from siammm.settings.training import DataConfig
 
 def sort(config: SortConfig) -> None:
     """Run the command. Whatever can be refused is refused before the first file is linked."""
-    if config.copy and config.link:
-        raise InputError("--copy and --link contradict each other; leave one of them out.")
     console, to = Console(highlight=False), config.to.expanduser()
     check_new_folder(to, flag="--to")
     with Bar() as bar:

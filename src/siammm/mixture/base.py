@@ -274,14 +274,14 @@ class Mixture(DensityMixin, BaseEstimator):
         index_NH = em.assignments(samples, components, Assignment(n_neighbours=count, backend=self.backend))[0]
         return in_the_form_of(index_NH, X)
 
-    def groups(self, X: Matrix, *, together: bool = False) -> Groups:
+    def groups(self, X: Matrix, *, n_groups: int | None = None, together: bool = False) -> Groups:
         """Find groups of samples, which may be more or fewer than the components, and keep them as ``groups_``.
 
         ``n_groups`` of the result is their number, and ``label_K`` the group that most rows of each component are in.
         ``predict_group`` then gives any rows their group, also after ``save`` and ``load``. Groups are communities of
         the rows' neighbour graph, as many of them as the elbow of the scatter within groups says where that is clear,
         and else those that are clearest beside one Gaussian; if there are none, every component is its own group
-        (``is_found`` is False).
+        (``is_found`` is False). If you know the number, give it as ``n_groups``.
 
         Under ``torch.distributed`` they are those of this rank's rows; with ``together=True`` those of all ranks' rows,
         and every rank must call this, as ``fit``.
@@ -301,6 +301,7 @@ class Mixture(DensityMixin, BaseEstimator):
             seed=seed,
             centre_KD=components.centre_KD,
             together=together,
+            so_many=n_groups,
         )
         return self.groups_
 

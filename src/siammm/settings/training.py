@@ -274,7 +274,7 @@ class RunConfig:
     """Epochs between evaluations with --probe, or on the labels of DATA; by default a tenth of all epochs."""
 
     image_cache: str | None = None
-    """Folder for resized copies of large images, made in the first epoch and reused by later epochs and runs."""
+    """Folder for resized copies of large images, made when the images are first read and reused by later runs."""
 
     save_every: float = 5.0
     """Minutes between checkpoints; one is also written when the run is stopped."""
@@ -286,7 +286,7 @@ class RunConfig:
     """Device to compute on: auto, cpu, cuda, cuda:1, mps."""
 
     random_state: int = 0
-    """Random seed; the same seed gives the same run on the same machine."""
+    """Random seed; on a CPU, the same seed gives the same run on the same machine."""
 
 
 PresetName = Literal["cifar", "cifar-fast", "tiny", "photos", "laptop", "demo", "imagenet-100", "imagenet-200"]
