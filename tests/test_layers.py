@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "losses": {"learn"},
     "runs": _BELOW_RUNS,
     **dict.fromkeys(_USES, _BELOW_USES),
+    "embedding": _BELOW_USES,
     "estimator": _BELOW_USES | {"export"},
     "commands": _BELOW_USES | _USES | {"estimator"},
     "cli": {"core", "settings", "commands", "runs"},

@@ -2,7 +2,7 @@
 
 The packages are layers, and each imports only those before it: core; settings; mixture and data, which import core
 alone; metrics, which imports core and mixture; learn; runs; evaluate, audit, report, export and bench, which do
-not import each other; estimator, commands, cli. ``tests/test_layers.py`` holds the order.
+not import each other; embedding, estimator, commands, cli. ``tests/test_layers.py`` holds the order.
 """
 
 from importlib import import_module
@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from siammm import audit, losses, metrics
+    from siammm.embedding import embed
     from siammm.estimator import SiamMM
     from siammm.mixture.estimator import GaussianMixture, VonMisesFisherMixture
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["GaussianMixture", "SiamMM", "VonMisesFisherMixture", "__version__", "audit", "losses", "metrics"]
+__all__ = ["GaussianMixture", "SiamMM", "VonMisesFisherMixture", "__version__", "audit", "embed", "losses", "metrics"]
 
 # Names are imported when they are first used, so that `siammm --help` does not wait for torch.
 _HOMES = {
     "GaussianMixture": "siammm.mixture.estimator",
     "SiamMM": "siammm.estimator",
     "VonMisesFisherMixture": "siammm.mixture.estimator",
+    "embed": "siammm.embedding",
 }
 
 
