@@ -24,7 +24,6 @@ from siammm.data.sources import open_source
 from siammm.export import onnx_file
 from siammm.export.onnx_file import OPSET, OUTPUTS, InferenceModel, write_onnx
 from siammm.export.outlier_scale import OutlierScale
-from siammm.export.rows import assign
 from siammm.mixture.groups import Groups
 from siammm.runs.run import Run
 from tests.borders import is_clear
@@ -139,7 +138,7 @@ def test_a_resnet_for_small_images(resnet: tuple[Run, Path]) -> None:
     with torch.no_grad():
         x = clean(torch.from_numpy(images).permute(0, 3, 1, 2), 12, own.view)
         rows = functional.normalize(own.clustered(x), dim=1)
-    cluster, share, density = (part.numpy() for part in assign(own.mixture, rows))
+    cluster, share, density = (part.numpy() for part in own.mixture.assign(rows))
     found = answers(path, images)
     np.testing.assert_allclose(found["embedding"], rows.numpy(), atol=1e-4)
     np.testing.assert_array_equal(found["cluster"], cluster)
@@ -169,7 +168,7 @@ def test_every_way_of_assigning(settings: dict[str, Any]) -> None:
     model = InferenceModel(own.clustered, own.view, mixture, OutlierScale.of(densities(own, images)))
     with torch.no_grad():
         embedding, _, cluster, probability, outlier = model(torch.from_numpy(images))
-        expected = assign(mixture, embedding)
+        expected = mixture.assign(embedding)
     assert torch.equal(cluster, expected[0])
     torch.testing.assert_close(probability, expected[1].float(), rtol=0, atol=1e-5)
     assert float(outlier.min()) >= 0

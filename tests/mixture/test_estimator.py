@@ -68,6 +68,17 @@ def test_fit_predict_equals_predict(small: Known, kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", ["nearest", "posterior"])
+def test_assign_says_what_three_methods_say(small: Known, kind: Any, rule: Any) -> None:
+    mixture = kind(6, n_neighbours=3, assignment=rule, random_state=0).fit(small.X)
+    component, share, log_density = mixture.assign(small.X)
+    np.testing.assert_array_equal(component, mixture.predict(small.X))
+    np.testing.assert_allclose(share, mixture.predict_proba(small.X).max(axis=1).toarray().ravel(), rtol=1e-6)
+    np.testing.assert_allclose(log_density, mixture.score_samples(small.X), rtol=1e-6)
+    assert all(isinstance(found, torch.Tensor) for found in mixture.assign(torch.from_numpy(small.X)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", ["nearest", "posterior"])
 def test_probabilities_are_sparse_rows_that_sum_to_one(small: Known, kind: Any, rule: Any) -> None:
     mixture = kind(6, n_neighbours=3, assignment=rule, random_state=0).fit(small.X)
     table = mixture.predict_proba(small.X)

@@ -20,7 +20,6 @@ from siammm.core.progress import Progress, silent
 from siammm.data.array_files import npy_header
 from siammm.data.loader import Loader
 from siammm.learn.encode import encode_batches
-from siammm.mixture import em
 from siammm.mixture.estimator import VonMisesFisherMixture
 
 
@@ -72,7 +71,7 @@ def encode_to_file(
             file.write(row_BD.float().cpu().contiguous().numpy().astype("<f4", copy=False).tobytes())
             file.flush()  # what is interrupted keeps its rows
             if mixture is not None and embedding_BE is not None:
-                parts.append(assign(mixture, embedding_BE))
+                parts.append(mixture.assign(embedding_BE))
                 if groups is not None:
                     group_parts.append(groups.predict(embedding_BE, parts[-1][0]))
             progress("images", first + len(row_BD), loader.n_images)
@@ -103,11 +102,3 @@ def _rows_there(path: Path, loader: Loader) -> tuple[int, int]:
     if done < n:  # so that the batches are those of a pass that was never interrupted
         done -= done % loader.clean_batch_size
     return (done, start + 4 * width * done) if done else (0, 0)
-
-
-@torch.no_grad()
-def assign(mixture: VonMisesFisherMixture, embedding_BE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The cluster of each embedding, the share that it has, and the log density under the whole mixture."""
-    samples, components = mixture._ready(embedding_BE)
-    index_BH, weight_BH, _ = em.assignments(samples, components, mixture._assignment())
-    return index_BH[:, 0], weight_BH[:, 0], em.log_likelihoods(samples, components)

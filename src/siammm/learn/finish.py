@@ -82,8 +82,7 @@ def finish(training: Training) -> Trained:
         mixture, np.bincount(of_all(torch.as_tensor(mixture.labels_)), minlength=mixture.n_components_)
     )
     # Of components that coincide, the first has the images: so that ``predict`` agrees, in the order that it sees.
-    mixture.labels_ = mixture.predict(embedding_ND)
-    share = mixture.predict_proba(embedding_ND.cpu().numpy()).max(axis=1).toarray().ravel()
+    mixture.labels_, share_N, log_density_N = mixture.assign(embedding_ND)
     clusters = of_all(torch.as_tensor(mixture.labels_))
     k, seed, centres = int(mixture.n_components_), training.config.run.random_state, mixture.mean_directions_
     if groups is None and training.config.clustering.merge == "auto":  # a number that was given is not questioned
@@ -95,8 +94,8 @@ def finish(training: Training) -> Trained:
         trained,
         mixture=mixture,
         clusters=clusters,
-        probability=of_all(torch.from_numpy(np.asarray(share, dtype=np.float32))),
-        outlier_score=outlier_score(of_all(torch.as_tensor(mixture.score_samples(embedding_ND)))),
+        probability=of_all(share_N.float()),
+        outlier_score=outlier_score(of_all(log_density_N)),
         group_labels=groups.predict(trained.embeddings, clusters),
         merge_nodes=clustering.history.as_tensors()["node"].numpy()[order].tolist(),
     )

@@ -267,6 +267,17 @@ class Mixture(DensityMixin, BaseEstimator):
         table.sort_indices()
         return table
 
+    def assign(self, X: Matrix) -> tuple[Any, Any, Any]:
+        """The component of each row, the share of the row that it has, and the row's log density; each (n_samples,).
+
+        What ``predict``, ``predict_proba`` and ``score_samples`` say of the rows, in fewer passes over them.
+        """
+        samples, components = self._ready(X)
+        index_NH, weight_NH, _ = em.assignments(samples, components, self._assignment())
+        found = (index_NH[:, 0], weight_NH[:, 0], em.log_likelihoods(samples, components))
+        component_N, share_N, log_density_N = (in_the_form_of(values, X) for values in found)
+        return component_N, share_N, log_density_N
+
     def nearest(self, X: Matrix, count: int = 2) -> Any:
         """The nearest components of each row, nearest first, shape (n_samples, at most ``count``)."""
         check_at_least("count", count, 1)
