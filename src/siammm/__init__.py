@@ -8,12 +8,12 @@ not import each other; estimator, commands, cli. ``tests/test_layers.py`` holds 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from siammm.core.version import __version__
+
 if TYPE_CHECKING:
     from siammm import audit, losses, metrics
     from siammm.estimator import SiamMM
     from siammm.mixture.estimator import GaussianMixture, VonMisesFisherMixture
-
-__version__ = "0.1.0.dev0"
 
 __all__ = ["GaussianMixture", "SiamMM", "VonMisesFisherMixture", "__version__", "audit", "losses", "metrics"]
 

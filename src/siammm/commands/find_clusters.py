@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
-import siammm
 from siammm.commands.shards import labelled_rows, outlier_scores, refused_together
 from siammm.core import ranks
 from siammm.core.errors import InputError, ZeroRowWarning
@@ -24,6 +23,7 @@ from siammm.core.progress import Bar
 from siammm.core.text import counted
 from siammm.data.embedding_table import EmbeddingTable
 from siammm.metrics.clustering import ClusteringScores, clustering_scores
+from siammm.mixture.estimator import GaussianMixture, VonMisesFisherMixture
 from siammm.mixture.groups import Groups, of_these_components
 from siammm.mixture.numbering import number_by_size
 from siammm.mixture.seeding import default_n_components
@@ -181,7 +181,7 @@ def _mixture(config: ClusterConfig, n_samples: int, n_dimensions: int | None) ->
     vmf = config.family == "von-mises-fisher"
     if vmf and n_dimensions == 1:
         raise InputError("The embeddings have 1 column, but a direction needs at least 2; use --family gaussian.")
-    kind: Any = siammm.VonMisesFisherMixture if vmf else siammm.GaussianMixture
+    kind: Any = VonMisesFisherMixture if vmf else GaussianMixture
     # The settings have the names of the estimator's parameters; a few have other values in a command.
     settings = {name: getattr(config, name) for name in kind().get_params() if hasattr(config, name)}
     settings["merge"] = None if config.merge == "none" else config.merge

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-import siammm
 from siammm.commands.find_clusters import Clustering, spread_of_components
 from siammm.commands.shards import refused_together, rows_of_all
 from siammm.core import ranks
 from siammm.core.folders import new_folder
+from siammm.core.version import __version__
 from siammm.export.tables import ImageTable, write_parquet
 from siammm.mixture.shard import gathered
 from siammm.runs import files
@@ -108,5 +108,5 @@ def summary(found: Clustering, config: ClusterConfig) -> dict[str, Any]:
         "scores_of_groups": None if found.group_scores is None else dataclasses.asdict(found.group_scores),
         "seconds": found.seconds,
         "settings": dataclasses.asdict(config) | {"n_components": found.n_start},
-        "versions": {"siammm": siammm.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
+        "versions": {"siammm": __version__, "torch": str(torch.__version__), "numpy": np.__version__},
     }

@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from siammm import __version__
 from siammm.core.errors import InputError
+from siammm.core.version import __version__
 from siammm.data.augment import clean_side
 from siammm.data.view_settings import ViewSettings
 from siammm.export.outlier_scale import OutlierScale
