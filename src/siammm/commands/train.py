@@ -23,7 +23,7 @@ from siammm.core.processes import Context
 from siammm.core.signals import StopSignals
 from siammm.core.version import __version__
 from siammm.data.inventory import Inventory
-from siammm.data.loader import ReaderError
+from siammm.data.reader_processes import ReaderError
 from siammm.data.sources import from_anywhere
 from siammm.learn.bookkeeping import Interrupted
 from siammm.learn.fitting import fitting_batch_size

@@ -19,8 +19,8 @@ from torch import Tensor
 from siammm.core.files import is_leftover, unwritable, write_text, written_whole
 from siammm.core.folders import check_new_folder
 from siammm.core.locks import FolderLock
-from siammm.data.decode import SetAside
 from siammm.data.inventory import Inventory
+from siammm.data.set_aside import SetAside
 from siammm.learn import checkpoint
 from siammm.learn.loop import Trained
 from siammm.runs import files
