@@ -18,8 +18,8 @@ from siammm.core.errors import InputError, StoredFileError
 from siammm.data.loader import open_loader
 from siammm.data.sources import open_source
 from siammm.evaluate.subject import TableSubject, open_subject
+from siammm.learn.backbones import build_backbone
 from siammm.learn.encode import encode
-from siammm.learn.networks import build_backbone
 from siammm.runs.lite import _file
 from siammm.runs.models import Model, features, open_model
 from siammm.runs.pretrained import default_encoder

@@ -17,9 +17,9 @@ from siammm.core.errors import InputError
 from siammm.data.sources import open_source
 from siammm.export.encoder import write_encoder
 from siammm.learn import build
+from siammm.learn.backbones import build_backbone
 from siammm.learn.encode import encode
 from siammm.learn.loop import Training
-from siammm.learn.networks import build_backbone
 from siammm.runs import lite
 from siammm.runs.models import open_model
 from siammm.runs.run import Run
