@@ -33,7 +33,8 @@ from siammm.mixture.components import Components
 from siammm.mixture.em import Assignment, AssignmentRule
 from siammm.mixture.groups import Groups
 from siammm.mixture.groups import found as find_groups
-from siammm.mixture.merge import MergeRule, Merges
+from siammm.mixture.merge import MergeRule
+from siammm.mixture.merge_tree import Merges
 from siammm.mixture.neighbours import Backend
 from siammm.mixture.progress import FitProgress
 from siammm.mixture.samples import Samples
