@@ -20,9 +20,9 @@ import numpy as np
 from siammm.core.progress import Progress, silent
 from siammm.core.text import counted
 from siammm.core.version import __version__
-from siammm.metrics.image_quality import LOOKED_AT_SIDE, Look, look
 from siammm.report import assessments, clusters, comparison, history, projection, quality, thumbnails, tree
 from siammm.report.clusters import Measured, Rows
+from siammm.report.image_quality import LOOKED_AT_SIDE, Look, look
 from siammm.report.json_numbers import number, numbers
 from siammm.report.projection import MapMethod
 from siammm.report.schema import FORMAT, Contents, Images, Selection, Thumbnails
