@@ -26,11 +26,12 @@ else:
     import record
 
 from siammm import VonMisesFisherMixture
-from siammm.mixture import centre_pairs, em, kernels, merge
+from siammm.mixture import centre_pairs, em, merge
 from siammm.mixture.components import ConcentrationSettings, VonMisesFisherComponents
 from siammm.mixture.em import Assignment
 from siammm.mixture.merge_tree import MergeHistory
 from siammm.mixture.samples import Samples
+from siammm.mixture.search import kernels
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "carry" / "site"))
 

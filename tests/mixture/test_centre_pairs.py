@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist, squareform
 
-from siammm.mixture import neighbours
 from siammm.mixture.centre_pairs import mutual_pairs, nearest_others, pair_moments, pair_statistics
+from siammm.mixture.search import neighbours
 from tests.mixture.merging import centres
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from siammm.mixture import kernels, neighbours
+from siammm.mixture.search import kernels, neighbours
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from siammm.mixture import acceptance, em, neighbours
+from siammm.mixture import acceptance, em
 from siammm.mixture.centre_pairs import mutual_pairs, pair_statistics
 from siammm.mixture.components import Components
 from siammm.mixture.em import Assignment, Statistics
 from siammm.mixture.merge_tree import MergeHistory
 from siammm.mixture.samples import Samples
+from siammm.mixture.search import neighbours
 
 MergeRule = Literal["paper", "auto"]
 MERGE_RULES: tuple[MergeRule, ...] = ("paper", "auto")

@@ -7,7 +7,8 @@ import torch
 from torch.nn.functional import normalize
 
 from siammm import VonMisesFisherMixture
-from siammm.mixture import centre_pairs, em, kernels, neighbours
+from siammm.mixture import centre_pairs, em
+from siammm.mixture.search import kernels, neighbours
 from tests.conftest import Known
 
 pytestmark = pytest.mark.gpu
