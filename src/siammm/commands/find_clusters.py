@@ -38,7 +38,7 @@ _DESCRIBED_AT_ONCE = 2**21
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Clustering:
+class Found:
     """Everything that was found, before it is written or shown: of this rank's rows, unless it says otherwise."""
 
     table: EmbeddingTable
@@ -63,7 +63,7 @@ class Clustering:
     seconds: dict[str, float]
 
 
-def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[str, float]) -> Clustering:
+def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[str, float]) -> Found:
     """Fit the mixture and describe every sample; ``seconds`` is told how long each step took."""
     X, n_total = table.embeddings, table.n_samples
     with refused_together():
@@ -108,7 +108,7 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
                 if ranks.is_writer():
                     scores = clustering_scores(labels, found[0])
                     group_scores = clustering_scores(labels, found[1]) if groups.is_found else None
-    return Clustering(
+    return Found(
         table=table,
         mixture=mixture,
         clusters=clusters,

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from siammm.commands.find_clusters import Clustering, spread_of_components
+from siammm.commands.find_clusters import Found, spread_of_components
 from siammm.commands.shards import refused_together, rows_of_all
 from siammm.core import ranks
 from siammm.core.folders import new_folder
@@ -26,7 +26,7 @@ from siammm.settings.commands import ClusterConfig
 
 
 def write(
-    found: Clustering,
+    found: Found,
     config: ClusterConfig,
     output: Path,
     *,
@@ -63,7 +63,7 @@ def write(
             stack.close()
 
 
-def assignments(found: Clustering) -> pa.Table:
+def assignments(found: Found) -> pa.Table:
     """The table of results: one row per sample, in the order of the input."""
     table = found.table
     numbers = np.arange(table.first_row, table.first_row + len(found.clusters))
@@ -85,7 +85,7 @@ def assignments(found: Clustering) -> pa.Table:
     return pa.table(columns)
 
 
-def summary(found: Clustering, config: ClusterConfig) -> dict[str, Any]:
+def summary(found: Found, config: ClusterConfig) -> dict[str, Any]:
     """The result and its settings as plain values."""
     mixture, merges = found.mixture, found.mixture.merges_
     n, d = found.table.n_samples, found.table.embeddings.shape[1]
