@@ -34,8 +34,8 @@ else:
 from siammm.mixture import em
 from siammm.mixture.components import ConcentrationSettings, VonMisesFisherComponents
 from siammm.mixture.em import Assignment
-from siammm.mixture.neighbours import Backend
 from siammm.mixture.samples import Samples
+from siammm.mixture.search.neighbours import Backend
 
 Array = np.ndarray
 

@@ -26,10 +26,12 @@ else:
     import record
 
 from siammm import VonMisesFisherMixture
-from siammm.mixture import em, kernels, merge
+from siammm.mixture import centre_pairs, em, merge
 from siammm.mixture.components import ConcentrationSettings, VonMisesFisherComponents
 from siammm.mixture.em import Assignment
+from siammm.mixture.merge_tree import MergeHistory
 from siammm.mixture.samples import Samples
+from siammm.mixture.search import kernels
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "carry" / "site"))
 
@@ -118,7 +120,7 @@ def iteration_and_pairs(
     torch.cuda.reset_peak_memory_stats()
     note(
         "**siammm, all pairs: mean, deviation, nearest neighbours**",
-        seconds(lambda: merge.pair_statistics(centre, unit=True), repeats),
+        seconds(lambda: centre_pairs.pair_statistics(centre, unit=True), repeats),
         2.0 * k * k * d * 1.5,
         peak(),
     )
@@ -129,7 +131,7 @@ def iteration_and_pairs(
         note(
             f'siammm, one round of `merge="{rule}"`',
             seconds(
-                partial(merge.merge_round, samples, components, assignment, settings, merge.MergeHistory(k)),
+                partial(merge.merge_round, samples, components, assignment, settings, MergeHistory(k)),
                 1,
                 warm=False,
             ),

@@ -37,7 +37,7 @@ import record
 from group_sets import unpacker
 from siammm.data import decode
 from siammm.metrics.clustering import clustering_scores
-from siammm.metrics.image_quality import look
+from siammm.report.image_quality import look
 from siammm.runs.models import open_model
 
 CHOICES = {

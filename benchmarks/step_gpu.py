@@ -31,7 +31,7 @@ import step_variants
 from siammm.bench import clock, images
 from siammm.bench.workload import Workload, flops_per_image
 from siammm.core.device import network_precision
-from siammm.learn.networks import build_backbone
+from siammm.learn.backbones import build_backbone
 from siammm.settings.fields import with_settings
 from siammm.settings.presets import PRESETS
 from sweep import arguments, fresh_question, swept

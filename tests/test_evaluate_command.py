@@ -12,7 +12,7 @@ import torch
 
 from siammm.cli import main, parse
 from siammm.data.sources import open_source
-from siammm.learn.networks import build_backbone
+from siammm.learn.backbones import build_backbone
 from siammm.runs.evaluation import read_evaluation
 from siammm.settings.commands import CompareConfig, EvaluateConfig
 from tests.data.image_sets import encoded, example_images, write_folder, write_npz

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+
+import siammm
 
 _PROGRAM = """
 import json, sys
@@ -44,3 +49,10 @@ def test_training_needs_no_triton(found: dict[str, bool]) -> None:
 def test_no_command_imports_the_compiler_of_torch(found: dict[str, bool]) -> None:
     """It takes a second or more, and few commands use it."""
     assert not found["compiler by commands"]
+
+
+def test_the_version_is_where_the_build_looks_for_it() -> None:
+    root = Path(__file__).parents[1]
+    settings = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["version"]
+    code = (root / settings["path"]).read_text("utf-8")
+    assert re.findall(r'^__version__ = "(.+)"$', code, flags=re.MULTILINE) == [siammm.__version__]

@@ -14,7 +14,7 @@ from tests.nursery import ROOT
 FOLDER = Path(__file__).parent
 # How many checks each of the programs makes at least.
 PROGRAMS = {
-    "mixture/interpreted_kernels.py": 30,
+    "mixture/search/interpreted_kernels.py": 30,
     "learn/cuda/interpreted_norms.py": 100,
     "learn/cuda/interpreted_ranks.py": 40,
     "learn/cuda/interpreted_updates.py": 30,

@@ -8,13 +8,13 @@ not import each other; embedding, estimator, commands, cli. ``tests/test_layers.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from siammm.core.version import __version__
+
 if TYPE_CHECKING:
     from siammm import audit, losses, metrics
     from siammm.embedding import embed
     from siammm.estimator import SiamMM
     from siammm.mixture.estimator import GaussianMixture, VonMisesFisherMixture
-
-__version__ = "0.1.0.dev0"
 
 __all__ = ["GaussianMixture", "SiamMM", "VonMisesFisherMixture", "__version__", "audit", "embed", "losses", "metrics"]
 

@@ -20,11 +20,11 @@ from typing import Annotated, Any
 
 import tyro
 
-from siammm import __version__
 from siammm.core.errors import SiamMMError, Stopped
 from siammm.core.memory import is_out_of_memory
 from siammm.core.streams import unbreakable
 from siammm.core.text import one_line, printable, shown
+from siammm.core.version import __version__
 from siammm.settings import commands
 from siammm.settings.checks import check_shared
 from siammm.settings.fields import with_settings

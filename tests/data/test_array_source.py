@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from siammm.core.errors import StoredFileError
-from siammm.data.decode import decode_all
+from siammm.data.set_aside import decode_all
 from siammm.data.sources import open_source
 from tests.data import image_sets
 from tests.data.opened import GIVEN, refused

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from siammm.core.errors import InputError
-from siammm.data.decode import SetAside, decode_all
+from siammm.data.set_aside import SetAside, decode_all
 from siammm.data.sources import open_source
 from tests.data.image_sets import encoded, example_images, write_folder
 

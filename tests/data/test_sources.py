@@ -18,7 +18,8 @@ import pytest
 
 from siammm.core.errors import StoredFileError
 from siammm.data import decode
-from siammm.data.decode import BadImage, decode_all
+from siammm.data.decode import BadImage
+from siammm.data.set_aside import decode_all
 from siammm.data.sources import Source, open_source
 from tests.data import image_sets
 from tests.data.image_sets import WRITERS, ExampleImages, encoded

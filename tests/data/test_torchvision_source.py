@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from siammm.data.decode import BadImage, decode_all
+from siammm.data.decode import BadImage
+from siammm.data.set_aside import decode_all
 from siammm.data.sources import open_source
 from tests.data import image_sets
 from tests.data.opened import GIVEN, identifiers, refused

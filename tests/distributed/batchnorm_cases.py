@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
+from siammm.learn.backbones import build_backbone
+from siammm.learn.networks import Encoder, SiameseNetwork, predictor, projector
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import torch
 from siammm.core import processes, ranks
 from siammm.data.sources import open_source
 from siammm.learn.loop import Training
-from siammm.runs.writer import RunWriter
 from siammm.settings.training import TrainConfig
 from tests.learn.small_runs import STEPS, measured, resumed, run_through, small_config, small_images, stopped
+from tests.runs.parts import begun
 
 N_IMAGES = 128
 
@@ -36,7 +36,7 @@ def prepared(case: dict[str, Any], folder: Path) -> Training:
     source = open_source(case_images())
     run = None
     if ranks.is_writer() and case.get("run"):
-        run = RunWriter.create(folder / case["run"], config, {"fingerprint": source.fingerprint()})
+        run = begun(folder / case["run"], config, {"fingerprint": source.fingerprint()})
     return Training(config, source, torch.device(case.get("device", "cpu")), recorder=run)
 
 

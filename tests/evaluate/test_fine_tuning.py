@@ -25,7 +25,7 @@ from siammm.evaluate.fine_tuning import (
 from siammm.evaluate.protocols import listed_images
 from siammm.evaluate.task import LabelledSet
 from siammm.evaluate.training import Setup
-from siammm.learn.networks import build_backbone
+from siammm.learn.backbones import build_backbone
 from siammm.metrics.linear import ProbeResult
 from tests.data.image_sets import example_images, write_folder
 

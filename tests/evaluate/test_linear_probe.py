@@ -21,7 +21,7 @@ from siammm.data.subset import SourceSubset
 from siammm.data.view_settings import ViewSettings
 from siammm.evaluate.linear_probe import LINEAR, PLACES205, LinearSettings, linear_probe
 from siammm.evaluate.training import LabelledImages, Schedule, Setup, crop_view, labelled, linear_head
-from siammm.learn.networks import build_backbone
+from siammm.learn.backbones import build_backbone
 from siammm.metrics.linear import ProbeResult, linear_scores
 from siammm.settings.training import DataConfig
 from tests.data.image_sets import example_images

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from siammm.export.as_timm import as_timm, repeated
-from siammm.learn.networks import build_backbone
+from siammm.learn.backbones import build_backbone
 from siammm.settings.presets import PRESETS
 from tests.export.runs import shake
 

@@ -42,7 +42,7 @@ def answers(path: Path, images: np.ndarray) -> dict[str, np.ndarray]:
 def densities(own: Run, images: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         x = clean(torch.from_numpy(images).permute(0, 3, 1, 2), own.view.size, own.view)
-        rows = functional.normalize(own.clustered(x), dim=1)
+        rows = functional.normalize(own.embedding_encoder(x), dim=1)
     return np.asarray(own.mixture.score_samples(rows.numpy()))
 
 
@@ -73,7 +73,7 @@ def test_it_agrees_with_the_model_of_a_trained_run(run_folder: Path, tmp_path: P
     np.testing.assert_allclose(found["probability"], shares, atol=1e-4)
     with torch.no_grad():
         x = clean(torch.from_numpy(images[:100]).permute(0, 3, 1, 2), own.view.size, own.view)
-        np.testing.assert_allclose(found["features"], own.clustered.features(x).numpy(), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found["features"], own.embedding_encoder.features(x).numpy(), rtol=1e-4, atol=1e-4)
     scores = OutlierScale.of(reference)(model.score_samples(images[:100]))
     check_scores(found["outlier_score"], scores, len(images))
     table = pq.read_table(run_folder / "assignments.parquet").slice(0, 100).to_pandas()
@@ -113,7 +113,7 @@ def test_groups_of_any_number(n_groups: int, scaled: bool) -> None:
     mixture.groups_ = groups
     images = pictures(200, 8, seed=4)
     model = InferenceModel(
-        own.clustered, own.view, mixture, OutlierScale.of(densities(own, images)) if scaled else None
+        own.embedding_encoder, own.view, mixture, OutlierScale.of(densities(own, images)) if scaled else None
     )
     with torch.no_grad():
         found = dict(zip(model.outputs, model(torch.from_numpy(images)), strict=True))
@@ -137,7 +137,7 @@ def test_a_resnet_for_small_images(resnet: tuple[Run, Path]) -> None:
     images = pictures(100, 12)
     with torch.no_grad():
         x = clean(torch.from_numpy(images).permute(0, 3, 1, 2), 12, own.view)
-        rows = functional.normalize(own.clustered(x), dim=1)
+        rows = functional.normalize(own.embedding_encoder(x), dim=1)
     cluster, share, density = (part.numpy() for part in own.mixture.assign(rows))
     found = answers(path, images)
     np.testing.assert_allclose(found["embedding"], rows.numpy(), atol=1e-4)
@@ -165,7 +165,7 @@ def test_every_way_of_assigning(settings: dict[str, Any]) -> None:
     own = made_run("conv-small", 8)
     mixture = own.mixture.set_params(**settings)
     images = pictures(200, 8, seed=4)
-    model = InferenceModel(own.clustered, own.view, mixture, OutlierScale.of(densities(own, images)))
+    model = InferenceModel(own.embedding_encoder, own.view, mixture, OutlierScale.of(densities(own, images)))
     with torch.no_grad():
         embedding, _, cluster, probability, outlier = model(torch.from_numpy(images))
         expected = mixture.assign(embedding)
@@ -178,14 +178,14 @@ def test_every_way_of_assigning(settings: dict[str, Any]) -> None:
 def test_the_centre_of_a_large_image_is_cut_out_inside() -> None:
     own = made_run("conv-small", 8)
     own = changed(own, view=replace(own.view, size=160))
-    model = InferenceModel(own.clustered, own.view, None, None)
+    model = InferenceModel(own.embedding_encoder, own.view, None, None)
     assert model.side == clean_side(160) == 183
     images = torch.from_numpy(pictures(2, 183))
     with torch.no_grad():
         embedding, features = model(images)
         x = clean(images.permute(0, 3, 1, 2), 160, own.view)
-        torch.testing.assert_close(features, own.clustered.features(x))
-        torch.testing.assert_close(embedding, functional.normalize(own.clustered(x), dim=1))
+        torch.testing.assert_close(features, own.embedding_encoder.features(x))
+        torch.testing.assert_close(embedding, functional.normalize(own.embedding_encoder(x), dim=1))
 
 
 def test_pillow_prepares_an_image_as_siammm_does() -> None:

@@ -26,6 +26,7 @@ from siammm.runs.writer import RunWriter
 from siammm.settings.fields import with_settings
 from siammm.settings.training import TrainConfig
 from tests.data.image_sets import example_images
+from tests.runs.parts import begun
 
 CPU = torch.device("cpu")
 N_IMAGES = 32
@@ -76,7 +77,7 @@ def prepared(
 ) -> Training:
     """A run that has not begun; it writes into ``folder``, where there is one."""
     source = images if isinstance(images, Source) else open_source(small_images() if images is None else images)
-    run = None if folder is None else RunWriter.create(folder, config, {"fingerprint": source.fingerprint()})
+    run = None if folder is None else begun(folder, config, {"fingerprint": source.fingerprint()})
     return Training(config, source, CPU, recorder=run, listener=listener)
 
 

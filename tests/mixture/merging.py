@@ -14,7 +14,7 @@ from siammm.mixture import merge
 from siammm.mixture.components import ConcentrationSettings, VonMisesFisherComponents
 from siammm.mixture.em import Assignment
 from siammm.mixture.gaussian import GaussianComponents
-from siammm.mixture.merge import Merges
+from siammm.mixture.merge_tree import Merges
 from siammm.mixture.samples import Samples
 
 CPU = torch.device("cpu")

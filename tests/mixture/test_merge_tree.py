@@ -11,8 +11,9 @@ import torch
 from scipy.cluster import hierarchy
 
 from siammm import VonMisesFisherMixture
-from siammm.mixture import merge
-from siammm.mixture.merge import MergeHistory, MergeSettings
+from siammm.mixture import merge, merge_tree
+from siammm.mixture.merge import MergeSettings
+from siammm.mixture.merge_tree import MergeHistory
 from siammm.mixture.samples import Samples
 from tests.conftest import Known
 from tests.mixture.merging import CPU, HARD, check_history, components_at, leaf_groups, same_groups
@@ -63,8 +64,8 @@ def test_an_empty_component_is_taken_in_at_its_distance() -> None:
 
 def test_a_tree_of_many_centres_is_whole_without_the_table_of_all_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     centres = torch.randn(300, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    monkeypatch.setattr(merge, "_LINKAGE_LIMIT", 40)
-    tree = merge.MergeHistory(300).finished(centres).linkage
+    monkeypatch.setattr(merge_tree, "_LINKAGE_LIMIT", 40)
+    tree = MergeHistory(300).finished(centres).linkage
     assert hierarchy.is_valid_linkage(tree)
     assert hierarchy.is_monotonic(tree)
     assert len(set(hierarchy.fcluster(tree, 7, criterion="maxclust"))) == 7

@@ -12,7 +12,7 @@ import itertools
 import numpy as np
 from PIL import Image, ImageDraw
 
-from siammm.metrics.image_quality import OddKind
+from siammm.report.image_quality import OddKind
 from siammm.report.schema import (
     Cluster,
     Comparison,

@@ -31,11 +31,11 @@ from siammm.report.schema import Contents
 from siammm.runs import files as run
 from siammm.runs.network_file import save_network
 from siammm.runs.run import Run
-from siammm.runs.writer import RunWriter
 from siammm.settings.training import DataConfig
 from tests.commands import TINY
 from tests.data.image_sets import ExampleImages, encoded, example_images
 from tests.learn.small_runs import small_config
+from tests.runs.parts import begun
 
 CPU = torch.device("cpu")
 
@@ -109,7 +109,7 @@ def made_run(
     source = open_source(path)
     config = small_config(embedding_dim=d, data=str(path), backbone=backbone)
     facts = {"data_path": str(path), "fingerprint": source.fingerprint(), "n_images": n, "kind": source.kind}
-    made = RunWriter.create(folder / name, config, facts)
+    made = begun(folder / name, config, facts)
     made.add_metrics({"epoch": 1, "loss": 2.0, "n_clusters": k, "seconds": 1.5})
     made.add_metrics({"epoch": 2, "loss": math.inf, "n_clusters": k, "seconds": 1.5})
     network = build_network(config, size)

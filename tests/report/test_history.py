@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from siammm.mixture.merge import MergeHistory
+from siammm.mixture.merge_tree import MergeHistory
 from siammm.report import history
 from siammm.runs.run import Run
 from tests.report.made_runs import made_run

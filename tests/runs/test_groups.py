@@ -17,8 +17,8 @@ from siammm.core.locks import FolderLock
 from siammm.runs import files
 from siammm.runs.group_names import LONGEST
 from siammm.runs.run import Run
-from siammm.runs.writer import RunWriter
 from tests.report.made_runs import made_run, rewrite, without_groups
+from tests.runs.parts import begun
 
 
 @pytest.fixture
@@ -202,5 +202,5 @@ def test_many_at_once(tmp_path: Path) -> None:
 def test_a_new_run_in_the_folder_takes_the_names_away(folder: Path) -> None:
     run = Run.open(folder)
     run.group_names.give(0, "x")
-    RunWriter.create(folder, dataclasses.replace(run.config, overwrite=True), {})
+    begun(folder, dataclasses.replace(run.config, overwrite=True))
     assert not (folder / files.GROUP_NAMES).exists()

@@ -18,8 +18,8 @@ from siammm.core.errors import InputError, StoredFileError
 from siammm.data.loader import open_loader
 from siammm.data.sources import open_source
 from siammm.evaluate.subject import TableSubject, open_subject
+from siammm.learn.backbones import build_backbone
 from siammm.learn.encode import encode
-from siammm.learn.networks import build_backbone
 from siammm.runs.lite import _file
 from siammm.runs.models import Model, features, open_model
 from siammm.runs.pretrained import default_encoder
@@ -27,6 +27,7 @@ from siammm.runs.run import Run
 from siammm.runs.weights import load_matching, read_tensors
 from siammm.runs.writer import RunWriter
 from tests.learn.small_runs import prepared, small_config, small_images
+from tests.runs.parts import begun
 
 
 @pytest.fixture(scope="module")
@@ -332,7 +333,7 @@ def test_runs_that_cannot_be_measured(run: Path, tmp_path: Path) -> None:
         open_subject(str(run), image_size=64)
     with pytest.raises(InputError, match="is a folder, but no run"):
         open_subject(str(tmp_path))
-    RunWriter.create(tmp_path / "begun", small_config(), {})
+    begun(tmp_path / "begun", small_config())
     with pytest.raises(InputError, match="has not finished; continue with: siammm train --resume"):
         open_subject(str(tmp_path / "begun"))
 

@@ -17,18 +17,18 @@ from siammm.core.errors import InputError
 from siammm.data.sources import open_source
 from siammm.export.encoder import write_encoder
 from siammm.learn import build
+from siammm.learn.backbones import build_backbone
 from siammm.learn.encode import encode
 from siammm.learn.loop import Training
-from siammm.learn.networks import build_backbone
 from siammm.runs import lite
 from siammm.runs.models import open_model
 from siammm.runs.run import Run
 from siammm.runs.starting_weights import open_start, public_name, settings_of
-from siammm.runs.writer import RunWriter
 from siammm.settings.presets import PRESETS
 from tests.commands import TINY, refused
 from tests.data.image_sets import example_images, write_folder
 from tests.learn.small_runs import CPU, resumed, run_through, small_config, small_images, stopped
+from tests.runs.parts import begun
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -78,7 +78,7 @@ def test_at_a_rate_of_0_the_features_stay_what_they_were(fused: bool, first: Pat
     """BatchNorm keeps the statistics that the weights were trained with, also after a stop."""
     settings: dict[str, Any] = settings_of(str(first)) | {"learning_rate": 0.0, "fused": fused, "compile": False}
     config, source = small_config(**settings), open_source(small_images())
-    recorder = RunWriter.create(tmp_path / "run", config, {"fingerprint": source.fingerprint()})
+    recorder = begun(tmp_path / "run", config, {"fingerprint": source.fingerprint()})
     training = Training(config, source, CPU, recorder=recorder, start=open_start(config, source))
     before = encode(training.network, training.loader, "features")
     stopped(training, 5)

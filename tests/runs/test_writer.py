@@ -14,13 +14,13 @@ from siammm.core.errors import InputError, StoredFileError
 from siammm.runs import files as run
 from siammm.runs.records import read_metrics
 from siammm.runs.run import Run
-from siammm.runs.writer import RunWriter
 from tests.learn.small_runs import small_config
+from tests.runs.parts import begun
 
 
 def test_what_is_opened_is_what_was_created(tmp_path: Path) -> None:
     config = small_config(data="photos", output=tmp_path / "run")
-    RunWriter.create(tmp_path / "deep" / "run", config, {"fingerprint": "abc", "n_images": 3})
+    begun(tmp_path / "deep" / "run", config, {"fingerprint": "abc", "n_images": 3})
     found = Run.unfinished(tmp_path / "deep" / "run")
     assert found.config == config
     assert found.facts == {"fingerprint": "abc", "n_images": 3}
@@ -28,17 +28,17 @@ def test_what_is_opened_is_what_was_created(tmp_path: Path) -> None:
 
 
 def test_an_earlier_run_is_replaced_only_if_asked(tmp_path: Path) -> None:
-    first = RunWriter.create(tmp_path / "run", small_config(), {})
+    first = begun(tmp_path / "run", small_config())
     first.add_metrics({"epoch": 1, "loss": 2.0})
     with pytest.raises(InputError, match="--overwrite"):
-        RunWriter.create(tmp_path / "run", small_config(), {})
+        begun(tmp_path / "run", small_config())
     assert read_metrics(first.path) == [{"epoch": 1, "loss": 2.0}]
-    second = RunWriter.create(tmp_path / "run", small_config(overwrite=True), {})
+    second = begun(tmp_path / "run", small_config(overwrite=True))
     assert read_metrics(second.path) == []
 
 
 def test_metrics_are_lines_of_json(tmp_path: Path) -> None:
-    folder = RunWriter.create(tmp_path / "run", small_config(), {})
+    folder = begun(tmp_path / "run", small_config())
     rows: list[dict[str, Any]] = [{"epoch": epoch, "loss": 1 / 3 + epoch, "n_clusters": 7} for epoch in (1, 2, 3)]
     for row in rows:
         folder.add_metrics(row)
@@ -49,7 +49,7 @@ def test_metrics_are_lines_of_json(tmp_path: Path) -> None:
 
 
 def test_a_line_that_was_being_written_is_left_out(tmp_path: Path) -> None:
-    folder = RunWriter.create(tmp_path / "run", small_config(), {})
+    folder = begun(tmp_path / "run", small_config())
     (folder.path / run.METRICS).write_text('{"epoch": 1}\n{"epoch": 2, "lo')
     assert read_metrics(folder.path) == [{"epoch": 1}]
 
@@ -63,7 +63,7 @@ def test_a_damaged_config_is_named(text: str, tmp_path: Path) -> None:
 
 def test_tensorboard_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    folder = RunWriter.create(tmp_path / "run", small_config(tensorboard=True), {})
+    folder = begun(tmp_path / "run", small_config(tensorboard=True))
     for epoch in (1, 2):
         folder.add_metrics({"epoch": epoch, "loss": 1.0})
     folder.close()
@@ -88,7 +88,7 @@ def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.Monke
     module = types.ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = Writer  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    folder = RunWriter.create(tmp_path / "run", small_config(tensorboard=True), {})
+    folder = begun(tmp_path / "run", small_config(tensorboard=True))
     folder.add_metrics({"epoch": 1, "loss": 2.0, "n_clusters": 5})
     folder.tensorboard = False
     folder.add_metrics({"epoch": 2, "loss": 1.0})

@@ -157,7 +157,7 @@ def _from_run(config: AuditConfig, device: torch.device, progress: Progress) -> 
 
 def _embeddings(run: Run, loader: Loader, features: torch.Tensor) -> torch.Tensor:
     """What the run clusters; a pretrained encoder's features are that already."""
-    has_projector = any(True for _ in run.clustered.projector.parameters())
+    has_projector = any(True for _ in run.embedding_encoder.projector.parameters())
     return encode(run.network, loader, "embeddings") if has_projector else features
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from siammm.mixture.neighbours import score_chunk_rows
+from siammm.mixture.search.neighbours import score_chunk_rows
 
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 """Candidates for the ridge, as shares of N; the one with the least error on samples left out is taken."""

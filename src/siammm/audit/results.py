@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-import siammm
 from siammm.audit.group_labels import GroupLabels
 from siammm.audit.images import AuditedImages
 from siammm.audit.suspects import Audit
+from siammm.core.version import __version__
 from siammm.settings.commands import AuditConfig
 
 
@@ -109,7 +109,7 @@ def summary(
         else {"count": planted.count, "found": planted.found, "precision": planted.precision},
         "seconds": {step: round(value, 3) for step, value in seconds.items()},
         "settings": asdict(config),
-        "versions": {"siammm": siammm.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
+        "versions": {"siammm": __version__, "torch": str(torch.__version__), "numpy": np.__version__},
     }
 
 

@@ -19,7 +19,7 @@ from siammm.bench.clock import WINDOWS, seconds_of
 from siammm.learn.bank import Bank
 from siammm.learn.clustering import Clustering
 from siammm.mixture.components import VonMisesFisherComponents
-from siammm.mixture.merge import MergeHistory
+from siammm.mixture.merge_tree import MergeHistory
 from siammm.mixture.samples import Samples
 from siammm.settings.training import TrainConfig
 

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-import siammm
 from siammm.bench.clock import peak_flops
 from siammm.bench.measure import Figures, measure
 from siammm.commands.next_steps import next_steps
@@ -22,6 +21,7 @@ from siammm.core.checks import check_at_least, check_number
 from siammm.core.device import network_precision
 from siammm.core.errors import InputError
 from siammm.core.files import check_new_file, new_file
+from siammm.core.version import __version__
 from siammm.settings.commands import BenchConfig
 from siammm.settings.fields import with_settings
 from siammm.settings.presets import PRESETS
@@ -182,4 +182,4 @@ def as_json(machine: dict[str, Any], found: list[Figures]) -> dict[str, Any]:
     """Everything that was measured, in the units of ``Figures``."""
     derived = ("epoch_seconds", "clustering_share", "hours")
     presets = [dataclasses.asdict(figures) | {name: getattr(figures, name) for name in derived} for figures in found]
-    return {"siammm": siammm.__version__, "machine": machine, "presets": presets, "reference": REFERENCE}
+    return {"siammm": __version__, "machine": machine, "presets": presets, "reference": REFERENCE}

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from siammm.commands.find_clusters import Clustering, spread_of_components
+from siammm.commands.find_clusters import Found, spread_of_components
 from siammm.commands.next_steps import next_steps
 from siammm.core.text import counted, shown
 from siammm.data import decode
@@ -21,7 +21,7 @@ from siammm.runs import files
 _ROWS_SHOWN, _ROWS_BESIDE_GROUPS = 12, 5
 
 
-def show(found: Clustering, output: Path, console: Console, *, of_images: bool = False) -> None:
+def show(found: Found, output: Path, console: Console, *, of_images: bool = False) -> None:
     """Print the summary that a person reads."""
     mixture, merges = found.mixture, found.mixture.merges_
     n, d = found.table.n_samples, found.table.embeddings.shape[1]
@@ -59,7 +59,7 @@ def show(found: Clustering, output: Path, console: Console, *, of_images: bool =
     next_steps(console, *_next(found, output, of_images=of_images))
 
 
-def _next(found: Clustering, output: Path, *, of_images: bool) -> list[tuple[object, ...]]:
+def _next(found: Found, output: Path, *, of_images: bool) -> list[tuple[object, ...]]:
     """What to do with the result; pages need von Mises-Fisher clusters, and folders need files."""
     can_be_shown = hasattr(found.mixture, "concentrations_")
     columns = [] if found.table.columns is None else found.table.columns.column_names

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
-import siammm
 from siammm.commands.shards import labelled_rows, outlier_scores, refused_together
 from siammm.core import ranks
 from siammm.core.errors import InputError, ZeroRowWarning
@@ -24,6 +23,7 @@ from siammm.core.progress import Bar
 from siammm.core.text import counted
 from siammm.data.embedding_table import EmbeddingTable
 from siammm.metrics.clustering import ClusteringScores, clustering_scores
+from siammm.mixture.estimator import GaussianMixture, VonMisesFisherMixture
 from siammm.mixture.groups import Groups, check_number, of_these_components
 from siammm.mixture.numbering import number_by_size
 from siammm.mixture.seeding import default_n_components
@@ -38,7 +38,7 @@ _DESCRIBED_AT_ONCE = 2**21
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Clustering:
+class Found:
     """Everything that was found, before it is written or shown: of this rank's rows, unless it says otherwise."""
 
     table: EmbeddingTable
@@ -63,7 +63,7 @@ class Clustering:
     seconds: dict[str, float]
 
 
-def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[str, float]) -> Clustering:
+def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[str, float]) -> Found:
     """Fit the mixture and describe every sample; ``seconds`` is told how long each step took."""
     X, n_total = table.embeddings, table.n_samples
     with refused_together():
@@ -112,7 +112,7 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
                 if ranks.is_writer():
                     scores = clustering_scores(labels, found[0])
                     group_scores = clustering_scores(labels, found[1]) if groups.is_found else None
-    return Clustering(
+    return Found(
         table=table,
         mixture=mixture,
         clusters=clusters,
@@ -198,7 +198,7 @@ def _mixture(config: ClusterConfig, n_samples: int, n_dimensions: int | None) ->
     vmf = config.family == "von-mises-fisher"
     if vmf and n_dimensions == 1:
         raise InputError("The embeddings have 1 column, but a direction needs at least 2; use --family gaussian.")
-    kind: Any = siammm.VonMisesFisherMixture if vmf else siammm.GaussianMixture
+    kind: Any = VonMisesFisherMixture if vmf else GaussianMixture
     # The settings have the names of the estimator's parameters; a few have other values in a command.
     settings = {name: getattr(config, name) for name in kind().get_params() if hasattr(config, name)}
     settings["merge"] = None if config.merge == "none" else config.merge

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from rich.console import Console
 
-import siammm
 from siammm.commands.prepared import PreparedTraining, facts_of_images, output_folder
 from siammm.commands.resume import FINISHED, RESUMABLE, resume, resume_if_begun, state_of
 from siammm.commands.train_messages import announce, show, what_is_quicker
@@ -22,8 +21,9 @@ from siammm.core.errors import InputError, Stopped
 from siammm.core.memory import is_out_of_memory
 from siammm.core.processes import Context
 from siammm.core.signals import StopSignals
+from siammm.core.version import __version__
 from siammm.data.inventory import Inventory
-from siammm.data.loader import ReaderError
+from siammm.data.reader_processes import ReaderError
 from siammm.data.sources import from_anywhere
 from siammm.learn.bookkeeping import Interrupted
 from siammm.learn.fitting import fitting_batch_size
@@ -92,7 +92,7 @@ def _start(config: TrainConfig, context: Context, stack: contextlib.ExitStack) -
                 raise InputError(f"{output} was written by another process meanwhile; start the same command again.")
             inventory = Inventory.of(source)
             facts = facts_of_images(source, data) | {
-                "versions": {"siammm": siammm.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
+                "versions": {"siammm": __version__, "torch": str(torch.__version__), "numpy": np.__version__}
             }
             folder = RunWriter.planned(output, config, facts, lock=lock, inventory=inventory)
     notes = [] if start is None else [start.sentence]

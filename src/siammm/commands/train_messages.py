@@ -19,8 +19,8 @@ from siammm.core.text import counted, printable, shown
 from siammm.data.decode import BadImage
 from siammm.data.folder_source import FolderSource
 from siammm.data.sources import Source
+from siammm.learn.backbones import CONV_SMALL
 from siammm.learn.loop import Trained, Training
-from siammm.learn.networks import CONV_SMALL
 from siammm.learn.progress import metrics_line
 from siammm.metrics.clustering import clustering_scores
 from siammm.runs import files

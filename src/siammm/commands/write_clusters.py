@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-import siammm
-from siammm.commands.find_clusters import Clustering, spread_of_components
+from siammm.commands.find_clusters import Found, spread_of_components
 from siammm.commands.shards import refused_together, rows_of_all
 from siammm.core import ranks
 from siammm.core.folders import new_folder
+from siammm.core.version import __version__
 from siammm.export.tables import ImageTable, write_parquet
 from siammm.mixture.shard import gathered
 from siammm.runs import files
@@ -26,7 +26,7 @@ from siammm.settings.commands import ClusterConfig
 
 
 def write(
-    found: Clustering,
+    found: Found,
     config: ClusterConfig,
     output: Path,
     *,
@@ -63,7 +63,7 @@ def write(
             stack.close()
 
 
-def assignments(found: Clustering) -> pa.Table:
+def assignments(found: Found) -> pa.Table:
     """The table of results: one row per sample, in the order of the input."""
     table = found.table
     numbers = np.arange(table.first_row, table.first_row + len(found.clusters))
@@ -85,7 +85,7 @@ def assignments(found: Clustering) -> pa.Table:
     return pa.table(columns)
 
 
-def summary(found: Clustering, config: ClusterConfig) -> dict[str, Any]:
+def summary(found: Found, config: ClusterConfig) -> dict[str, Any]:
     """The result and its settings as plain values."""
     mixture, merges = found.mixture, found.mixture.merges_
     n, d = found.table.n_samples, found.table.embeddings.shape[1]
@@ -108,5 +108,5 @@ def summary(found: Clustering, config: ClusterConfig) -> dict[str, Any]:
         "scores_of_groups": None if found.group_scores is None else dataclasses.asdict(found.group_scores),
         "seconds": found.seconds,
         "settings": dataclasses.asdict(config) | {"n_components": found.n_start},
-        "versions": {"siammm": siammm.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
+        "versions": {"siammm": __version__, "torch": str(torch.__version__), "numpy": np.__version__},
     }

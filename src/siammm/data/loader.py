@@ -14,15 +14,11 @@ Legend:  N images, B images of a batch, S pixels of a view's side.
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
@@ -30,18 +26,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from siammm.core.errors import InputError, SiamMMError
+from siammm.core.errors import InputError
 from siammm.core.memory import free_memory
-from siammm.core.signals import STOPPING
 from siammm.data import augment, decode, view_settings
-from siammm.data.decode import BadImage, SetAside
+from siammm.data.decode import BadImage
 from siammm.data.image_cache import CachedSource
+from siammm.data.reader_processes import in_one_sentence, prepare_worker
+from siammm.data.set_aside import MAX_BAD_IMAGES, SetAside, decode_all, read_all
 from siammm.data.sources import Source
 from siammm.data.view_settings import ViewSettings
 
 LoaderKind = Literal["auto", "resident", "streaming"]
 Progress = Callable[[int, int], None]
-_Handler = Callable[[int, FrameType | None], Any]
 
 # Which images stay on the device by default is a matter of its memory, not of their sides: 9,469 images of 128 pixels
 # (465 MB) trained at 17,000 images/s from an H200's memory, and at 3,700 to 4,900 by way of worker processes. Views are
@@ -149,10 +145,10 @@ class ResidentLoader(Loader):
         *,
         shape: tuple[int, int],
         image_size: int | None = None,
-        limit: float = decode.MAX_BAD_IMAGES,
+        limit: float = MAX_BAD_IMAGES,
         progress: Progress | None = None,
     ) -> None:
-        decoded = decode.decode_all(source, shape, limit=limit, progress=progress)
+        decoded = decode_all(source, shape, limit=limit, progress=progress)
         super().__init__(source, decoded.kept, views, device, decoded.set_aside, image_size)
         # torch warns of arrays that it may not write to, such as a user's own that is mapped from a file.
         images = np.require(decoded.images, requirements="W")
@@ -197,15 +193,13 @@ class StreamingLoader(Loader):
         seed: int,
         workers: int,
         image_size: int | None = None,
-        limit: float = decode.MAX_BAD_IMAGES,
+        limit: float = MAX_BAD_IMAGES,
         known_bad: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> None:
         if known_bad is None:
             # The workers are not there yet, and neither is anything that they leave a core to.
-            kept, set_aside = decode.read_all(
-                source, _first_look(source), threads=workers + 1, limit=limit, progress=progress
-            )
+            kept, set_aside = read_all(source, _first_look(source), threads=workers + 1, limit=limit, progress=progress)
         else:
             set_aside = SetAside(len(source), dict(known_bad))
             kept = np.flatnonzero([source.identifier(i) not in known_bad for i in range(len(source))])
@@ -217,7 +211,7 @@ class StreamingLoader(Loader):
     def batches(self, epoch: int, positions: Sequence[Tensor]) -> Iterator[Batch]:
         """Cut by the workers, a few batches ahead."""
         self._plan[:] = [[(epoch, position) for position in group.tolist()] for group in positions]
-        for batch in _in_one_sentence(self._loader):
+        for batch in in_one_sentence(self._loader):
             position_B, first, second = (part.to(self.device, non_blocking=True) for part in batch)
             yield Batch(position_B, (first, second))
 
@@ -240,7 +234,7 @@ class StreamingLoader(Loader):
             for start in range(first, last, batch_size)
         ]
         images = _Clean(self.source, self.sample_N.numpy(), augment.clean_side(self._size))
-        for position_B, x_B3SS in _in_one_sentence(self._started(images, plan, keep=False)):
+        for position_B, x_B3SS in in_one_sentence(self._started(images, plan, keep=False)):
             yield int(position_B[0]), augment.clean(x_B3SS.to(self.device), self._size, self.view_settings[0])
 
     def close(self) -> None:
@@ -255,7 +249,7 @@ class StreamingLoader(Loader):
             persistent_workers=keep and self._workers > 0,
             prefetch_factor=4 if self._workers else None,
             pin_memory=self.device.type == "cuda",
-            worker_init_fn=_prepared_worker,
+            worker_init_fn=prepare_worker,
         )
 
 
@@ -329,7 +323,7 @@ def open_loader(
     seed: int,
     image_size: int | None = None,
     workers: int | None = None,
-    limit: float = decode.MAX_BAD_IMAGES,
+    limit: float = MAX_BAD_IMAGES,
     known_bad: Mapping[str, str] | None = None,
     image_cache: str | None = None,
     progress: Progress | None = None,
@@ -382,103 +376,5 @@ def _fits(n_images: int, shape: tuple[int, int], device: torch.device, *, share:
     return n_images * shape[0] * shape[1] * 3 <= (_RESIDENT_SHARE if share is None else share) * free
 
 
-class ReaderError(SiamMMError):
-    """A worker process was killed. Raised between two batches, so everything is as after the last one."""
-
-
-def _in_one_sentence(batches: Iterable[Any]) -> Iterator[Any]:
-    """The same batches; what a worker refuses, or its death, is said without torch's traceback."""
-    iterator: Iterator[Any] | None = None
-    while True:
-        try:
-            with _deaths.heard():
-                iterator = iterator or iter(batches)
-                batch = next(iterator)
-        except StopIteration:
-            return
-        except InputError as error:
-            raise InputError(str(error).rsplit(f"{InputError.__name__}: ", 1)[-1].strip()) from error
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise ReaderError(
-                "A process that reads images was killed, which often means that memory ran out; use fewer --workers."
-            ) from error
-        yield batch
-
-
-class _Deaths:
-    """Worker processes that die, noticed while a batch is waited for.
-
-    torch raises an error wherever the main thread is when a worker dies, also in the middle of an update, which could
-    not be saved then. So its handler is in place only while a batch is waited for, where it also looks for workers that
-    have died before. At all other times the handler is that of whoever uses this library, which torch's calls as well.
-    """
-
-    def __init__(self) -> None:
-        self._torchs: _Handler | None = None
-        self._theirs: _Handler | None = None
-
-    @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Deaths before and during the block raise in it."""
-        if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
-            yield  # torch hears nothing there either
-            return
-        before: Any = signal.getsignal(signal.SIGCHLD)
-        if _is_torchs(before):  # since before we came; it knows of theirs, if there is one
-            self._torchs, before = before, self._quietly
-        self._theirs = before if callable(before) and before != self._quietly else None
-        # torch sets its handler once, when it starts its first workers, and calls after it what it finds there.
-        signal.signal(signal.SIGCHLD, self._pass_on if self._torchs is None else self._hear)
-        try:
-            self._look()
-            yield
-        finally:
-            now: Any = signal.getsignal(signal.SIGCHLD)
-            if _is_torchs(now):
-                self._torchs = now
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL if before is None else before)
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        assert self._torchs is not None
-        try:
-            self._torchs(number, frame)  # which passes it on, unless it raises
-        except RuntimeError:
-            self._pass_on(number, frame)
-            raise
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        if self._theirs is not None:
-            self._theirs(number, frame)
-
-    def _quietly(self, number: int, frame: FrameType | None) -> None:
-        with suppress(RuntimeError):
-            self._hear(number, frame)
-
-    def _look(self) -> None:
-        """Raise if a worker has died. Theirs was told when it did."""
-        if self._torchs is not None:
-            theirs, self._theirs = self._theirs, None
-            try:
-                self._torchs(signal.SIGCHLD, None)
-            finally:
-                self._theirs = theirs
-
-
-def _is_torchs(handler: Any) -> bool:
-    return getattr(handler, "__module__", None) == "torch.utils.data._utils.signal_handling"
-
-
-_deaths = _Deaths()
-
-
 def _channels_first(image: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
-
-
-def _prepared_worker(worker: int) -> None:
-    """One thread each; and a signal to all processes of a run is for the one that saves it, which ends its workers."""
-    torch.set_num_threads(1)
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)

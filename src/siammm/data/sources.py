@@ -22,7 +22,7 @@ import numpy as np
 
 from siammm.core.errors import InputError, StoredFileError
 from siammm.core.text import counted, shape_text, shown
-from siammm.data import decode, table_source, tar_source, torchvision_source
+from siammm.data import decode, saved_datasets, tar_source, torchvision_source
 from siammm.data.array_source import ArraySource, DigitsSource, open_npy, open_npz
 from siammm.data.folder_source import FolderContents, FolderSource, walk
 from siammm.data.source import EncodedSource, Source
@@ -133,7 +133,7 @@ class _Opener:
 
     def _folder(self, folder: Path, split: str | None) -> Source:
         if (folder / "dataset_dict.json").is_file():
-            splits = table_source.saved_splits(folder)
+            splits = saved_datasets.saved_splits(folder)
             if split is None:
                 raise InputError(
                     f"{shown(self.name)} holds the splits {', '.join(splits)}; choose one, for example "
@@ -144,12 +144,12 @@ class _Opener:
         if split is not None and (folder / split).is_dir() and Path(split).name == split:
             return self._folder(folder / split, None)
         if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
-            files = table_source.saved_dataset_files(folder, self.name)
+            files = saved_datasets.saved_dataset_files(folder, self.name)
             return ArrowSource(files, **self.keys, max_pixels=self.max_pixels)
         found = walk(folder)
         shards = found.parquet or found.tar
         if found.parquet and not found.images and not found.tar:
-            files = table_source.choose_split(found.parquet, split, str(folder))
+            files = saved_datasets.choose_split(found.parquet, split, str(folder))
             return self._files([folder / file for file in files])
         if split is not None:
             raise InputError(f"{shown(folder)} has no split {split!r}; give the folder of the images itself.")

@@ -8,8 +8,6 @@ not, the row groups last used are kept, which is fine in order and slow at rando
 
 from __future__ import annotations
 
-import json
-import re
 import threading
 from abc import abstractmethod
 from collections import OrderedDict
@@ -21,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from siammm.core.errors import InputError, StoredFileError
-from siammm.core.reading import check_regular, read_regular
+from siammm.core.reading import check_regular
 from siammm.core.text import listed, one_line, shown
 from siammm.data import decode
 from siammm.data import labels as labelling
 from siammm.data.array_files import parquet_columns, parquet_file
 from siammm.data.decode import BadImage
-from siammm.data.labels import LABEL_KEYS, SPLITS
+from siammm.data.labels import LABEL_KEYS
+from siammm.data.saved_datasets import class_names, class_names_beside
 from siammm.data.source import EncodedSource, container_files, located
 
 if TYPE_CHECKING:
@@ -39,12 +38,8 @@ IMAGE_KEYS = ("image", "images", "img", "jpg", "jpeg", "png", "webp", "picture",
 IN_MEMORY_LIMIT = 4 * 2**30
 # Of larger tables, row groups up to this size are kept, by every process.
 _CACHE_LIMIT = 2**29
-# Descriptions of data sets are kilobytes, or megabytes where they name many classes.
-_LARGEST_JSON = 2**28
 # A look at a table that is not in memory touches so many row groups.
 _GROUPS_LOOKED_AT = 8
-
-_SHARD = re.compile(r"(?P<split>.+?)-\d{3,}(-of-\d{3,}.*)?")
 
 
 class _TableSource(EncodedSource):
@@ -84,7 +79,7 @@ class _TableSource(EncodedSource):
         if len(self._ends) == 0:
             raise InputError(f"{shown(name)} has 0 rows; at least one image is needed.")
         if label_name is not None:
-            names = _class_names(first.metadata, label_name) or self._names_beside(label_name)
+            names = class_names(first.metadata, label_name) or self._names_beside(label_name)
             self._set_labels(pa.chunked_array(labels), names, asked_for=label_key is not None)
 
     @abstractmethod
@@ -219,9 +214,7 @@ class ArrowSource(_TableSource):
         yield table.schema, table.column
 
     def _names_beside(self, label_name: str) -> list[str] | None:
-        """The names of classes in the file that is saved beside the tables."""
-        path = self.files[0].with_name("dataset_info.json")
-        return _names_in(_json_file(path), label_name) if path.is_file() else None
+        return class_names_beside(self.files[0], label_name)
 
     def _not_sent(self) -> tuple[str, ...]:
         return ("_chunks",)
@@ -236,83 +229,6 @@ class ArrowSource(_TableSource):
 
     def _part(self, part: int) -> pa.Array:
         return self._chunks[part]
-
-
-# ----------------------------------------------------------------------------------------------- which files make a set
-
-
-def choose_split(paths: Sequence[str], split: str | None, name: str) -> list[str]:
-    """Those of a folder's Parquet files (relative paths) that belong to one split, by their names or folders.
-
-    Files called ``train-00000-of-00004.parquet``, ``train.parquet`` or ``train/x.parquet`` belong to ``train``. Where
-    there are several splits, one must be chosen: training on the test images by accident is worth a question.
-    """
-    by_split: dict[str, list[str]] = {}
-    for path in paths:
-        by_split.setdefault(_split_of(path), []).append(path)
-    if split is not None:
-        if split not in by_split:
-            known = [known for known in by_split if known]
-            raise InputError(f"{shown(name)} has no split {split!r}; it has: {listed(known) or '(none)'}.")
-        return by_split[split]
-    if len(by_split) > 1 and sum(known in SPLITS for known in by_split) > 0:
-        first = next(known for known in by_split if known in SPLITS)
-        raise InputError(
-            f"{shown(name)} holds several splits ({listed(known or 'unnamed' for known in by_split)}); "
-            f"choose one, for example {shown(name)}::{first}."
-        )
-    return list(paths)
-
-
-def _split_of(path: str) -> str:
-    *folders, file = path.split("/")
-    stem = file.rpartition(".")[0]
-    match = _SHARD.fullmatch(stem)
-    stem = match["split"] if match else stem
-    if stem in SPLITS:
-        return stem
-    return next((folder for folder in reversed(folders) if folder in SPLITS), "")
-
-
-def saved_dataset_files(folder: Path, name: str) -> list[Path]:
-    """The Arrow files of a folder that ``save_to_disk`` wrote, in order."""
-    state = _json_file(folder / "state.json")
-    if state.get("_indices_data_files") or state.get("_indices_files"):
-        raise InputError(
-            f"{shown(name)} is saved with an order of its own, which is not read; "
-            "save it again after dataset.flatten_indices()."
-        )
-    entries = state.get("_data_files") or []
-    files: list[Path] = []
-    for entry in entries if isinstance(entries, list) else []:
-        file = entry.get("filename") if isinstance(entry, dict) else None
-        # Only files of this folder: what is written in a file of data does not decide what else is opened.
-        if not isinstance(file, str) or Path(file).name != file:
-            raise StoredFileError(
-                f"{shown(folder / 'state.json')} names the file {file!r}, which is not in its folder; save it again."
-            )
-        files.append(folder / file)
-    if not files:
-        raise StoredFileError(f"{shown(folder / 'state.json')} names no Arrow files; save the data set again.")
-    return files
-
-
-def saved_splits(folder: Path) -> list[str]:
-    """The splits of a folder that ``DatasetDict.save_to_disk`` wrote."""
-    splits = _json_file(folder / "dataset_dict.json").get("splits")
-    return [str(split) for split in splits] if isinstance(splits, list) else []
-
-
-def _json_file(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(read_regular(path, most=_LARGEST_JSON))
-    except OSError as error:
-        raise StoredFileError(f"{shown(path)} cannot be read ({one_line(error)}); check the folder.") from error
-    except (ValueError, RecursionError) as error:
-        raise StoredFileError(f"{shown(path)} is damaged ({one_line(error)}); save the data set again.") from error
-    if not isinstance(value, dict):
-        raise StoredFileError(f"{shown(path)} is damaged (it holds no table of keys); save the data set again.")
-    return value
 
 
 # ------------------------------------------------------------------------------------------------- files, columns, rows
@@ -412,22 +328,6 @@ def _check_same(first: pa.Schema, schema: pa.Schema, column: str, path: Path, fi
             f"Column {column!r} is {first.field(column).type} in {shown(first_path)} but {kind} in {shown(path)}; "
             "give files of one kind."
         )
-
-
-def _class_names(metadata: dict[bytes, bytes] | None, column: str | None) -> list[str] | None:
-    """The names of classes that ``datasets`` keeps in a table's metadata."""
-    try:
-        return _names_in(json.loads((metadata or {})[b"huggingface"])["info"], column)
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return None
-
-
-def _names_in(info: Any, column: str | None) -> list[str] | None:
-    try:
-        names = info["features"][column]["names"]
-    except (KeyError, TypeError):
-        return None
-    return [str(name) for name in names] if isinstance(names, list) else None
 
 
 def _bytes_of(group: Any, column: str) -> int:

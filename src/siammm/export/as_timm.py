@@ -26,7 +26,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from siammm.learn.networks import CONV_SMALL, ConvSmall
+from siammm.learn.backbones import CONV_SMALL, ConvSmall
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from pathlib import PurePath
 
-from siammm import __version__
+from siammm.core.version import __version__
 from siammm.export.as_timm import TimmModel
 from siammm.learn.start import NO_WEIGHTS
 from siammm.runs.run import Run

@@ -11,10 +11,10 @@ from typing import Any, cast
 import torch
 from safetensors.torch import save_file
 
-from siammm import __version__
 from siammm.core.errors import InputError
 from siammm.core.files import make_readable
 from siammm.core.text import one_line
+from siammm.core.version import __version__
 from siammm.data.augment import clean_side
 from siammm.export.as_timm import TimmModel, as_timm, same_features
 from siammm.export.card import as_bytes, data_name, is_edited, model_card

@@ -51,7 +51,7 @@ def embed_and_keep(
     """Encode all images, and keep in ``folder`` what is done; what an interrupted call has left there is used."""
     progress("opening", 0, 0)
     fingerprint = source.fingerprint()
-    network = network_digest(model.backbone if model.run is None else model.run.clustered, model.view)
+    network = network_digest(model.backbone if model.run is None else model.run.embedding_encoder, model.view)
     facts = {"format": 1, "images": fingerprint, "files": stamp(source), "network": network}
     earlier = _read(folder / files.ROWS_FACTS)
     goes_on = all(earlier.get(name) == value for name, value in facts.items())

@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from siammm import __version__
 from siammm.core.errors import InputError
+from siammm.core.version import __version__
 from siammm.data.augment import clean_side
 from siammm.data.view_settings import ViewSettings
 from siammm.export.outlier_scale import OutlierScale
@@ -209,7 +209,7 @@ class _Scale(nn.Module):
 
 def inference_model(run: Run, log_density_N: np.ndarray | None) -> InferenceModel:
     """The model of a run on the CPU; ``log_density_N`` are those of the images that outliers are measured against."""
-    encoder, mixture = deepcopy(run.clustered).cpu().float(), run.mixture if run.has_clusters else None
+    encoder, mixture = deepcopy(run.embedding_encoder).cpu().float(), run.mixture if run.has_clusters else None
     scale = None if log_density_N is None else OutlierScale.of(log_density_N)
     return InferenceModel(encoder, run.view, mixture, scale).eval()
 

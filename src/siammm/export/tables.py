@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from siammm import __version__
 from siammm.core.text import printable
+from siammm.core.version import __version__
 from siammm.data.folder_source import FolderSource
 from siammm.data.loader import Loader
 from siammm.data.source import Source

@@ -11,7 +11,8 @@ from torch import Tensor
 from siammm.core import ranks
 from siammm.core.threads import all_threads
 from siammm.data import randomness
-from siammm.data.loader import Batch, ReaderError
+from siammm.data.loader import Batch
+from siammm.data.reader_processes import ReaderError
 from siammm.learn import guard
 from siammm.learn.guard import CollapseError, Health
 

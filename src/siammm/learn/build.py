@@ -15,9 +15,10 @@ from siammm.core.errors import InputError
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source
 from siammm.data.view_settings import Channels, ViewSettings, preset_for, views
+from siammm.learn.backbones import build_backbone
 from siammm.learn.batchnorm import synchronised
 from siammm.learn.clustering import Clustering
-from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
+from siammm.learn.networks import Encoder, SiameseNetwork, predictor, projector
 from siammm.learn.optim import build_optimiser
 from siammm.learn.queue import Queue
 from siammm.learn.start import Start, start_from

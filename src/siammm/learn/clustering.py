@@ -24,7 +24,8 @@ from siammm.mixture import em, merge, seeding, vmf
 from siammm.mixture.components import Components, ConcentrationRule, ConcentrationSettings, VonMisesFisherComponents
 from siammm.mixture.em import Assignment
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.mixture.merge import MergeHistory, MergeSettings
+from siammm.mixture.merge import MergeSettings
+from siammm.mixture.merge_tree import MergeHistory
 from siammm.mixture.samples import Samples
 from siammm.settings.training import NCE_CONCENTRATION, ClusteringConfig, ObjectiveConfig
 

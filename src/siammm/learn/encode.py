@@ -1,7 +1,8 @@
 """Images through a trained network, without augmentation and without gradients.
 
 There is one rule of precision, so that the same network gives the same embeddings whoever asks: float32, with
-convolutions that do not round their inputs. Only probes during training ask for bf16 (``autocast``).
+convolutions that do not round their inputs. Only training itself asks for bf16 (``autocast``), for what no run keeps:
+its probes, and its clusters where the setting ``embeddings`` is "clean" (``Training.samples``).
 """
 
 from __future__ import annotations

@@ -196,6 +196,7 @@ class Training:
             if self.device.type == "cuda":
                 x_1, x_2 = (x.to(memory_format=torch.channels_last) for x in (x_1, x_2))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+                # A GPU may put faster ones in place of the pieces: views, networks and loss (``cuda/update.py``).
                 encode_views, noise = self.pieces.encode or self.encode, self._noise(part.position_B)
                 predictions, (v_1m, v_2m) = encode_views(x_1, x_2, noise)
             # The loss of Eq. 13, given mu and kappa of the clusters that the images were assigned to.

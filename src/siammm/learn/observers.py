@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from siammm.data.decode import SetAside
+from siammm.data.set_aside import SetAside
 
 if TYPE_CHECKING:
     from siammm.learn.loop import Training

@@ -20,7 +20,7 @@ from siammm.core.checks import check_at_least, check_positive
 from siammm.core.device import widest_float
 from siammm.core.errors import InputError
 from siammm.metrics.labels import Array, matrix
-from siammm.mixture.neighbours import score_chunk_rows
+from siammm.mixture.search.neighbours import score_chunk_rows
 
 Rule = tuple[int, float]
 """How many neighbours vote, and the temperature of their votes."""

@@ -38,10 +38,11 @@ import torch
 from torch import Tensor
 
 from siammm.core import ranks
-from siammm.mixture import em, neighbours
+from siammm.mixture import em
 from siammm.mixture.components import Components
 from siammm.mixture.em import Assignment, Statistics
 from siammm.mixture.samples import Samples
+from siammm.mixture.search import neighbours
 
 MARGIN = 0.05
 NATS = 8.0

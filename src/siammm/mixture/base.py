@@ -28,15 +28,17 @@ from torch import Tensor
 from siammm.core import ranks
 from siammm.core.checks import check_at_least, check_number, check_one_of, not_one_of
 from siammm.core.errors import InputError
-from siammm.mixture import em, merge, neighbours, seeding, storage
+from siammm.mixture import em, merge, seeding, storage
 from siammm.mixture.components import Components
 from siammm.mixture.em import Assignment, AssignmentRule
 from siammm.mixture.groups import Groups
 from siammm.mixture.groups import found as find_groups
-from siammm.mixture.merge import MergeRule, Merges
-from siammm.mixture.neighbours import Backend
+from siammm.mixture.merge import MergeRule
+from siammm.mixture.merge_tree import Merges
 from siammm.mixture.progress import FitProgress
 from siammm.mixture.samples import Samples
+from siammm.mixture.search import neighbours
+from siammm.mixture.search.neighbours import Backend
 
 Matrix = Any
 """An array, a memory-mapped array, a data frame, or a tensor."""

@@ -22,11 +22,11 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from siammm.core import ranks
-from siammm.mixture import cpu_kernels, kernels, neighbours
 from siammm.mixture.components import Components
-from siammm.mixture.eightbit import Bytes
-from siammm.mixture.neighbours import Backend
 from siammm.mixture.samples import Samples
+from siammm.mixture.search import cpu_kernels, kernels, neighbours
+from siammm.mixture.search.eightbit import Bytes
+from siammm.mixture.search.neighbours import Backend
 
 AssignmentRule = Literal["nearest", "posterior"]
 ASSIGNMENT_RULES: tuple[AssignmentRule, ...] = ("nearest", "posterior")

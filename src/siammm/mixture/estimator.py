@@ -19,8 +19,8 @@ from siammm.mixture.components import CONCENTRATION_RULES, Components, Concentra
 from siammm.mixture.em import AssignmentRule
 from siammm.mixture.gaussian import COVARIANCES, Covariance, GaussianComponents
 from siammm.mixture.merge import MergeRule
-from siammm.mixture.neighbours import Backend
 from siammm.mixture.samples import Samples
+from siammm.mixture.search.neighbours import Backend
 
 
 class VonMisesFisherMixture(Mixture):

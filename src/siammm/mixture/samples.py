@@ -21,7 +21,7 @@ from torch import Tensor
 
 from siammm.core import ranks
 from siammm.core.errors import InputError, ZeroRowWarning
-from siammm.mixture.eightbit import Bytes
+from siammm.mixture.search.eightbit import Bytes
 
 # A memory-mapped file, or any matrix larger than this share of the device's free memory, is streamed.
 _RESIDENT_SHARE = 0.5

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from siammm.mixture import neighbours
 from siammm.mixture.samples import Samples
+from siammm.mixture.search import neighbours
 
 Init = Literal["k-means++", "random"]
 INITS: tuple[Init, ...] = ("k-means++", "random")

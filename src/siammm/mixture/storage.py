@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from siammm.core.errors import StoredFileError
 from siammm.core.files import written_whole
 from siammm.mixture.groups import Groups
-from siammm.mixture.merge import Merges
+from siammm.mixture.merge_tree import Merges
 
 _FORMAT = 1
 # The arrays of each kind of mixture, with their number of axes; a spherical variance has one, a diagonal one two.

@@ -13,9 +13,9 @@ import numpy as np
 from siammm.core.errors import StoredFileError
 from siammm.core.progress import Progress
 from siammm.metrics.kmeans import without_zero_warnings
-from siammm.metrics.mixing import foreign_neighbours
 from siammm.report import history
 from siammm.report.json_numbers import number
+from siammm.report.mixing import foreign_neighbours
 from siammm.report.schema import Cluster, Group
 from siammm.runs.run import Run
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-import siammm
 from siammm.core.progress import Progress, silent
 from siammm.core.text import counted
-from siammm.metrics.image_quality import LOOKED_AT_SIDE, Look, look
+from siammm.core.version import __version__
 from siammm.report import assessments, clusters, comparison, history, projection, quality, thumbnails, tree
 from siammm.report.clusters import Measured, Rows
+from siammm.report.image_quality import LOOKED_AT_SIDE, Look, look
 from siammm.report.json_numbers import number, numbers
 from siammm.report.projection import MapMethod
 from siammm.report.schema import FORMAT, Contents, Images, Selection, Thumbnails
@@ -135,7 +135,7 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
         format=FORMAT,
         title=f"{run.name}: {_counted_levels(run)} of {counted(run.n_images, 'image')}",
         made=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
-        version=siammm.__version__,
+        version=__version__,
         run=history.run_summary(run, data=run.images.data, image_size=run.image_size),
         label_names=labels.names,
         curves=history.curves_of(run),

@@ -15,8 +15,8 @@ import numpy as np
 from siammm.core.progress import Progress, silent
 from siammm.data.decode import default_threads
 from siammm.data.source import Source
-from siammm.metrics.duplicates import duplicate_sets, near_duplicates
-from siammm.metrics.image_quality import LOOKED_AT_SIDE, Look, look, odd_images
+from siammm.report.duplicates import duplicate_sets, near_duplicates
+from siammm.report.image_quality import LOOKED_AT_SIDE, Look, look, odd_images
 from siammm.report.json_numbers import number
 from siammm.report.schema import DuplicateSet, OddImages, Quality
 from siammm.report.thumbnails import read_reduced

@@ -19,8 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import siammm
 from siammm.core.errors import StoredFileError
+from siammm.core.version import __version__
 
 FILE = "evaluation.json"
 FORMAT = 1
@@ -159,7 +159,7 @@ def environment(command: str) -> dict[str, Any]:
     """What figures depend on besides the settings."""
     import torch
 
-    versions = {"siammm": siammm.__version__, "python": platform.python_version()}
+    versions = {"siammm": __version__, "python": platform.python_version()}
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "date": datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
@@ -178,7 +178,7 @@ def commit() -> str | None:
     """
     if "SIAMMM_COMMIT" in os.environ:
         return os.environ["SIAMMM_COMMIT"]
-    package = Path(siammm.__file__).parent
+    package = Path(__file__).parents[1]
     try:
         # An installed package may lie within somebody else's repository, which does not know its files.
         _git(package, "ls-files", "--error-unmatch", "__init__.py")

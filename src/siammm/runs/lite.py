@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from siammm.core.errors import InputError, StoredFileError
-from siammm.learn.networks import build_backbone
+from siammm.learn.backbones import build_backbone
 from siammm.runs import weights
 
 LITE = "lite"

@@ -43,8 +43,8 @@ class Model(Backbone):
         feature_BD = (self.lean or self.backbone)(x).float()
         if self.run is None or self.mixture is None:
             return feature_BD, None
-        clustered = self.run.clustered
-        embedding_BE = clustered.projector(feature_BD) if clustered.backbone is self.backbone else clustered(x)
+        encoder = self.run.embedding_encoder
+        embedding_BE = encoder.projector(feature_BD) if encoder.backbone is self.backbone else encoder(x)
         return feature_BD, nn.functional.normalize(embedding_BE.float(), dim=1)
 
 

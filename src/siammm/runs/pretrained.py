@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from siammm.core.errors import InputError
 from siammm.core.text import one_line
 from siammm.data.view_settings import IMAGENET_MEAN, IMAGENET_STD, ViewSettings, views
+from siammm.learn.backbones import SECONDS_TO_ANSWER, build_backbone, short_reason
 from siammm.learn.encode import on_device
 from siammm.learn.folding import folded
-from siammm.learn.networks import SECONDS_TO_ANSWER, build_backbone, short_reason
 from siammm.runs import lite, weights
 from siammm.runs.lite import LITE
 

@@ -144,13 +144,13 @@ class Run(RunOrigin):
         return self.network.momentum_encoder
 
     @property
-    def clustered(self) -> Encoder:
+    def embedding_encoder(self) -> Encoder:
         """The encoder whose embeddings are clustered: the momentum encoder, or the only one."""
         return self.network.momentum_encoder or self.network.encoder
 
     def embedding_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The unit embeddings of a batch of images, as rows to keep and as what the mixture is of."""
-        embedding_BD = functional.normalize(self.clustered(x).float(), dim=1)
+        embedding_BD = functional.normalize(self.embedding_encoder(x).float(), dim=1)
         return embedding_BD, embedding_BD
 
     @cached_property

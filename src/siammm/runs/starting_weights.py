@@ -14,8 +14,8 @@ from torch import Tensor
 from siammm.core.errors import InputError
 from siammm.core.text import shown
 from siammm.data.sources import Source
+from siammm.learn.backbones import build_backbone
 from siammm.learn.build import image_size
-from siammm.learn.networks import build_backbone
 from siammm.learn.start import NO_WEIGHTS, Start
 from siammm.runs import lite
 from siammm.runs.models import Model, open_model

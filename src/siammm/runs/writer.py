@@ -19,8 +19,8 @@ from torch import Tensor
 from siammm.core.files import is_leftover, unwritable, write_text, written_whole
 from siammm.core.folders import check_new_folder
 from siammm.core.locks import FolderLock
-from siammm.data.decode import SetAside
 from siammm.data.inventory import Inventory
+from siammm.data.set_aside import SetAside
 from siammm.learn import checkpoint
 from siammm.learn.loop import Trained
 from siammm.runs import files
@@ -49,7 +49,10 @@ class RunWriter:
 
     @classmethod
     def planned(cls, path: Path, config: TrainConfig, facts: dict[str, Any], **more: Any) -> RunWriter:
-        """A new run, whose folder is made when training begins: a wrong setting must not cost an earlier run."""
+        """A new run, whose folder is made when training begins: a wrong setting must not cost an earlier run.
+
+        An earlier run is replaced only if the settings say so.
+        """
         check_run_folder(path, overwrite=config.overwrite)
         writer = cls.continued(path, config, facts, **more)
         writer._is_new = True
@@ -60,13 +63,6 @@ class RunWriter:
         """A run that goes on, with these settings and facts on disk from when training begins."""
         writer = cls(path, tensorboard=config.run.tensorboard, **more)
         writer._config = (config, facts)
-        return writer
-
-    @classmethod
-    def create(cls, path: Path, config: TrainConfig, facts: dict[str, Any]) -> RunWriter:
-        """A new run, with its settings on disk. An earlier run is replaced only if the settings say so."""
-        writer = cls.planned(path, config, facts)
-        writer._prepare()
         return writer
 
     def begin(self, set_aside: SetAside) -> None:

@@ -1,4 +1,4 @@
-"""Checks of the settings of training."""
+"""Checks of settings: those of training, and what the settings of all commands share."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from siammm.learn.backbones import build_backbone
 from siammm.learn.cuda import norm_kernels
 from siammm.learn.cuda.fused import fused, normalised
-from siammm.learn.networks import build_backbone
 
 torch.set_num_threads(1)
 failures: list[str] = []

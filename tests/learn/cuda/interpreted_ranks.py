@@ -19,10 +19,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from siammm.learn.backbones import build_backbone
 from siammm.learn.batchnorm import synchronised
 from siammm.learn.cuda import norm_kernels
 from siammm.learn.cuda.fused import fuse, normalised
-from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
+from siammm.learn.networks import Encoder, SiameseNetwork, predictor, projector
 from tests.distributed.launch import LOOPBACK
 
 WORLD, GROUPS = 2, 2

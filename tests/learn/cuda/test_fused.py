@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from siammm.learn.backbones import build_backbone
 from siammm.learn.batchnorm import SynchronisedBatchNorm
 from siammm.learn.cuda.fused import fuse, fused
-from siammm.learn.networks import Encoder, SiameseNetwork, build_backbone, predictor, projector
+from siammm.learn.networks import Encoder, SiameseNetwork, predictor, projector
 from tests.learn.small_runs import measured, prepared, run_through, small_config, small_images
 
 

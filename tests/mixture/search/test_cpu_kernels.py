@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from siammm.mixture import cpu_kernels, eightbit, em, neighbours
+from siammm.mixture import em
 from siammm.mixture.components import ConcentrationSettings, VonMisesFisherComponents
-from siammm.mixture.eightbit import Bytes
 from siammm.mixture.em import Assignment
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.mixture.samples import Samples
-from tests.mixture.built_kernels import needs_compiler, rows
+from siammm.mixture.search import cpu_kernels, eightbit, neighbours
+from siammm.mixture.search.eightbit import Bytes
+from tests.mixture.search.built_kernels import needs_compiler, rows
 
 
 @needs_compiler

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import normalize
 
 from siammm import VonMisesFisherMixture
-from siammm.mixture import kernels, neighbours
+from siammm.mixture.search import kernels, neighbours
 
 torch.set_num_threads(1)
 failures: list[str] = []

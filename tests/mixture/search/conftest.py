@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from siammm.mixture import cpu_kernels
-from tests.mixture.built_kernels import BUILDS
+from siammm.mixture.search import cpu_kernels
+from tests.mixture.search.built_kernels import BUILDS
 
 
 @pytest.fixture(scope="session")

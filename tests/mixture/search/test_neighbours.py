@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import normalize
 
 from siammm.core.errors import InputError
-from siammm.mixture import neighbours
-from siammm.mixture.neighbours import search
+from siammm.mixture.search import neighbours
+from siammm.mixture.search.neighbours import search
 
 
 def problem(n: int, k: int, d: int, *, seed: int = 0, bias: bool = False) -> tuple[torch.Tensor, ...]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from siammm.core.errors import InputError
-from siammm.mixture import kernels, neighbours
+from siammm.mixture.search import kernels, neighbours
 from tests.learn.cuda.compiled_kernels import compiled, needs_a_compiler
 
 # Capability, and bytes of shared memory that a program may take.

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageFilter
 from scipy.ndimage import gaussian_filter
 
-from siammm.metrics.image_quality import KINDS, Look, OddKind, beyond, blur, look, odd_images, perceptual_hashes
+from siammm.report.image_quality import KINDS, Look, OddKind, beyond, blur, look, odd_images, perceptual_hashes
 
 
 def picture(seed: int, size: tuple[int, int] = (120, 160), *, coarse: float = 6.0) -> Image.Image:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from siammm.core.errors import InputError
-from siammm.mixture import cpu_kernels, eightbit, kernels
+from siammm.mixture.search import cpu_kernels, eightbit, kernels
 
 Backend = Literal["auto", "torch", "low-precision", "triton"]
 BACKENDS: tuple[Backend, ...] = ("auto", "torch", "low-precision", "triton")

@@ -7,7 +7,8 @@ import torch
 from torch.nn.functional import normalize
 
 from siammm import VonMisesFisherMixture
-from siammm.mixture import em, kernels, merge, neighbours
+from siammm.mixture import centre_pairs, em
+from siammm.mixture.search import kernels, neighbours
 from tests.conftest import Known
 
 pytestmark = pytest.mark.gpu
@@ -46,7 +47,7 @@ def test_sums_and_distances_agree_with_torch_on_the_gpu(d: int) -> None:
     cpu_count, cpu_total = em.sums_by_component(x.cpu(), index.cpu(), weight.cpu(), 500)
     torch.testing.assert_close(total.cpu(), cpu_total, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(count.cpu().double(), cpu_count, rtol=1e-4, atol=1e-4)
-    on_gpu, on_cpu = merge.pair_statistics(w, unit=True), merge.pair_statistics(w.cpu(), unit=True)
+    on_gpu, on_cpu = centre_pairs.pair_statistics(w, unit=True), centre_pairs.pair_statistics(w.cpu(), unit=True)
     assert on_gpu.mean == pytest.approx(on_cpu.mean, rel=1e-6)
     assert on_gpu.deviation == pytest.approx(on_cpu.deviation, rel=1e-3)
     assert torch.equal(on_gpu.nearest_K.cpu(), on_cpu.nearest_K)

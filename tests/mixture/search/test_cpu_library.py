@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from siammm.mixture import cpu_kernels, eightbit, em, neighbours
+from siammm.mixture import em
 from siammm.mixture.estimator import VonMisesFisherMixture
-from tests.mixture.built_kernels import BUILDS, has_compiler, needs_compiler, rows
+from siammm.mixture.search import cpu_kernels, eightbit, neighbours
+from tests.mixture.search.built_kernels import BUILDS, has_compiler, needs_compiler, rows
 
 
 @needs_compiler

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from siammm.mixture import cpu_kernels
+from siammm.mixture.search import cpu_kernels
 
 
 def has_compiler() -> bool:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from siammm.mixture import cpu_kernels, eightbit, neighbours
-from siammm.mixture.eightbit import Bytes
+from siammm.mixture.search import cpu_kernels, eightbit, neighbours
+from siammm.mixture.search.eightbit import Bytes
 
 pytestmark = pytest.mark.skipif(eightbit._int_mm is None, reason="this torch does not multiply bytes")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from siammm.metrics.duplicates import Pairs, duplicate_sets, near_duplicates
+from siammm.report.duplicates import Pairs, duplicate_sets, near_duplicates
 
 N, D = 120, 16
 

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from siammm.mixture import cpu_kernels
+from siammm.mixture.search import cpu_kernels
 
 _REACH = 2.9  # c above
 # Steps from 0 to the largest number of a row; a little below 127, because 127 could be rounded up to 128.

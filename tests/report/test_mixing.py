@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from siammm.metrics.mixing import foreign_neighbours
+from siammm.report.mixing import foreign_neighbours
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
