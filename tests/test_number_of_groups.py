@@ -1,4 +1,4 @@
-"""``siammm cluster --n-groups``: as many groups as the user knows there are."""
+"""``--n-groups``: as many groups as the user knows there are."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from siammm.metrics import clustering_scores
 from siammm.report.history import how_found
 from siammm.runs.run import Run
 from tests.commands import refused
+from tests.data.image_sets import example_images, write_npz
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -74,3 +75,44 @@ def test_what_cannot_be(
 ) -> None:
     assert sentence in refused(["cluster", "t.npz", *flags.split(), "--device", "cpu"], capsys)
     assert not Path("t-clusters").exists()
+
+
+TRAIN = [
+    "--backbone", "conv-small", "--hidden-dim", "32", "--embedding-dim", "16", "--epochs", "1", "--batch-size", "24",
+    "--optimiser", "sgd", "--learning-rate", "0.05", "--n-components", "10", "--cluster-after", "0", "--device", "cpu",
+    "--no-tensorboard",
+]  # fmt: skip
+
+
+def test_of_a_training_and_of_one_that_is_finished(tmp_path: Path) -> None:
+    images = write_npz(tmp_path, example_images(48, size=(8, 8), n_classes=4))
+    run = tmp_path / "run"
+    assert main(["train", str(images), "--output", str(run), "--n-groups", "4", *TRAIN]) == 0
+    before = (run / "embeddings.npy").read_bytes()
+    for n_groups in (4, 3):
+        opened = Run.open(run)
+        assert opened.groups is not None
+        assert opened.n_groups == opened.groups.n_groups == n_groups
+        np.testing.assert_array_equal(
+            opened.mixture.predict_group(np.asarray(opened.embeddings, dtype=np.float32)), opened.group_N
+        )
+        assert f"{n_groups} groups, as --n-groups asked" in how_found(opened)["levels"]
+        assert main(["train", "--resume", str(run), "--n-groups", "3", "--device", "cpu"]) == 0
+    assert (run / "embeddings.npy").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--n-groups 1", "--n-groups is 1, but it must be at least 2"),
+        ("--n-groups 13", "--n-groups is 13, but 48 rows can have 2 to 12 groups"),
+        ("--n-groups 3 --cluster-loss none", "--n-groups is 3, but --cluster-loss none fits no mixture; leave it out"),
+        ("--n-groups 3 --group-after 0.5", "with --group-after 0.5 the number is found; leave one of them out"),
+    ],
+)
+def test_what_a_training_cannot_have(
+    flags: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = write_npz(tmp_path, example_images(48, size=(8, 8), n_classes=4))
+    arguments = ["train", str(images), "--output", str(tmp_path / "run"), *TRAIN, *flags.split()]
+    assert sentence in refused(arguments, capsys, silent=False)

@@ -29,7 +29,7 @@ FLAGS = {
         --n-neighbours --temperature --size-weighting --concentration --concentration-dims --concentration-scale
         --normaliser --n-negatives --contrastive-temperature --contrastive-temperature-end --n-prototypes
         --prototype-temperature --queue-size --queue-after --n-components --more-components --cluster-after
-        --group-after --embeddings --centroids --n-init --em-steps --merge --merge-threshold --merge-floor
+        --group-after --n-groups --embeddings --centroids --n-init --em-steps --merge --merge-threshold --merge-floor
         --merge-share --epochs --batch-size --accumulate --optimiser --learning-rate --weight-decay --momentum
         --trust-coefficient --warmup-epochs --encoder-momentum --precision --compile --fused --probe
         --probe-every --image-cache --save-every --tensorboard --device --random-state

@@ -85,10 +85,15 @@ def finish(training: Training) -> Trained:
     mixture.labels_, share_N, log_density_N = mixture.assign(embedding_ND)
     clusters = of_all(torch.as_tensor(mixture.labels_))
     k, seed, centres = int(mixture.n_components_), training.config.run.random_state, mixture.mean_directions_
-    if groups is None and training.config.clustering.merge == "auto":  # a number that was given is not questioned
+    asked = training.config.clustering.n_groups
+    # A number of clusters that was given is not questioned.
+    if groups is None and (training.config.clustering.merge == "auto" or asked is not None):
         index_N2 = of_all(torch.as_tensor(mixture.nearest(embedding_ND)))
-        groups = find_groups(trained.embeddings, index_N2, k, unit=True, separate=True, seed=seed, centre_KD=centres)
-    groups = Groups.none(k) if groups is None else of_these_components(groups, trained.embeddings, clusters, k, centres)
+        groups = find_groups(
+            trained.embeddings, index_N2, k, unit=True, separate=True, seed=seed, centre_KD=centres, so_many=asked
+        )
+    groups = groups or Groups.none(k)
+    groups = of_these_components(groups, trained.embeddings, clusters, k, centres, keeps_all=asked is not None)
     mixture.groups_ = groups
     return replace(
         trained,

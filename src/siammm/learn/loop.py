@@ -45,6 +45,7 @@ from siammm.learn.probing import Probes
 from siammm.learn.schedule import Schedule
 from siammm.learn.start import Start, check_opened
 from siammm.learn.tally import Tally
+from siammm.mixture.groups import check_number
 from siammm.mixture.samples import Samples
 from siammm.settings.training import TrainConfig
 
@@ -94,6 +95,8 @@ class Training:
         )
         n = self.loader.n_images
         build.check_same_images(n, device)
+        if config.clustering.n_groups is not None:
+            check_number(config.clustering.n_groups, n, name="--n-groups")
         self.batch_size = build.batch_size(config, n)
         build.check_queue(config, n)
         self.steps_per_epoch = n // self.batch_size

@@ -141,8 +141,8 @@ def how_found(run: Run) -> schema.HowFound:
         number_of = f"The number of clusters was found, by --merge auto. {start}, and {then}."
     if run.is_grouped:
         elsewhere = float((run.group_N != run.group_K[run.cluster_N]).mean())
-        asked = run.clustering is not None and run.clustering.settings.get("n_groups") is not None
-        levels = f"The images form {counted(run.n_groups, 'group')}{', as --n-groups asked' if asked else ''}. "
+        asked = "" if given.n_groups is None else ", as --n-groups asked"
+        levels = f"The images form {counted(run.n_groups, 'group')}{asked}. "
         levels += "A cluster is shown with the group that most of its "
         levels += "images are in" + (f"; {elsewhere:.1%} of all images are in another one." if elsewhere else ".")
     elif not run.looked_for_groups:

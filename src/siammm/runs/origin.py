@@ -61,7 +61,7 @@ class RunOrigin:
         if self.clustering is None:
             return self.config.clustering
         given = self.clustering.settings
-        names = ("n_components", "merge", "merge_threshold", "merge_floor", "merge_share")
+        names = ("n_components", "n_groups", "merge", "merge_threshold", "merge_floor", "merge_share")
         return ClusteringConfig(**{name: given[name] for name in names if name in given})
 
     @property

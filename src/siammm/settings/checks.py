@@ -16,8 +16,8 @@ _LEAST = {
     "projector_layers": 1, "predictor_layers": 0, "predictor_hidden_dim": 1, "predictor_noise": 0, "n_prototypes": 2,
     "prototype_temperature": 1e-6, "queue_size": 0, "cluster_weight": 0, "n_neighbours": 1, "temperature": 1e-6,
     "concentration_dims": 2, "concentration_scale": 1e-6, "n_negatives": 1, "contrastive_temperature": 1e-6,
-    "contrastive_temperature_end": 1e-6, "n_components": 1, "n_init": 1, "em_steps": 1, "merge_floor": 1, "epochs": 1,
-    "batch_size": 2, "accumulate": 1, "learning_rate": 0, "weight_decay": 0, "trust_coefficient": 1e-9,
+    "contrastive_temperature_end": 1e-6, "n_components": 1, "n_groups": 2, "n_init": 1, "em_steps": 1, "merge_floor": 1,
+    "epochs": 1, "batch_size": 2, "accumulate": 1, "learning_rate": 0, "weight_decay": 0, "trust_coefficient": 1e-9,
     "warmup_epochs": 0, "probe_every": 1, "save_every": 0, "group_weight": 0,
 }  # fmt: skip
 _BETWEEN = {
@@ -77,6 +77,11 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
     if clustering.group_after < 1 and not objective.uses_mixture:
         why = f"--cluster-loss {cluster} fits no mixture"
         yield f"--group-after is {clustering.group_after}, but {why}; use 1, or --cluster-loss mle."
+    if clustering.n_groups is not None and not objective.uses_mixture:
+        yield f"--n-groups is {clustering.n_groups}, but --cluster-loss {cluster} fits no mixture; leave it out."
+    if clustering.n_groups is not None and clustering.group_after < 1:
+        given, after = clustering.n_groups, clustering.group_after
+        yield f"--n-groups is {given}, but with --group-after {after} the number is found; leave one of them out."
     if clustering.group_after < clustering.cluster_after:
         given, after = clustering.group_after, clustering.cluster_after
         yield f"--group-after is {given}, but clusters begin at --cluster-after {after}; use at least that."

@@ -13,8 +13,9 @@ from siammm.core.errors import InputError, StoredFileError
 from siammm.settings.fields import setting_homes, value_of, with_settings
 from siammm.settings.training import DataConfig, TrainConfig
 
-# What may be changed when a run is resumed: where it runs, which leaves what it computes as it is ...
-_CHANGEABLE = frozenset({"data", "device", "workers", "save_every", "tensorboard", "probe"})
+# What may be changed when a run is resumed: where it runs, and how many groups are made of its embeddings in the end,
+# which leaves its training as it is ...
+_CHANGEABLE = frozenset({"data", "device", "workers", "save_every", "tensorboard", "probe", "n_groups"})
 # ... and the course of the rest: how long it is, and how fast.
 _COURSE = frozenset({"epochs", "learning_rate", "warmup_epochs"})
 # What follows from the number of epochs once that has changed.

@@ -194,6 +194,9 @@ class ClusteringConfig:
     group_after: float = 1.0
     """Fraction of the epochs after which groups of images are looked for and trained with; 1 for never."""
 
+    n_groups: int | None = None
+    """Number of groups at the end, if you know it; by default it is found, unless --merge is none."""
+
     embeddings: Literal["bank", "clean"] = "bank"
     """Cluster the embeddings of the training views, or of a separate pass without augmentation."""
 
