@@ -237,8 +237,20 @@ def by_eigengap(x_ND: np.ndarray, seed: int) -> Labels:
 
 def by_merging(x_ND: np.ndarray, seed: int, *, start: int = 100, groups: bool) -> Labels:
     """What ``merge="auto"`` ends with, or its groups."""
-    mixture = VonMisesFisherMixture(min(start, len(x_ND) // 4), merge="auto", random_state=seed).fit(x_ND)
+    mixture = _merged(x_ND.tobytes(), len(x_ND), seed, min(start, len(x_ND) // 4))
     return mixture.groups(x_ND).predict(x_ND, mixture.labels_) if groups else mixture.labels_
+
+
+@lru_cache(maxsize=1)  # rules share the clusters of a set
+def _merged(x: bytes, n: int, seed: int, start: int) -> VonMisesFisherMixture:
+    x_ND = np.frombuffer(x, np.float32).reshape(n, -1)
+    return VonMisesFisherMixture(start, merge="auto", random_state=seed).fit(x_ND)
+
+
+def without_modes(x_ND: np.ndarray, seed: int) -> Labels:
+    """What ``groups`` finds by the elbow alone (decision 0041)."""
+    with mock.patch.object(mixture_groups, "_agreed", lambda _, number, __: (None, number)):
+        return by_merging(x_ND, seed, groups=True)
 
 
 def by_communities(x_ND: np.ndarray, seed: int) -> Labels:
@@ -286,6 +298,7 @@ def told(x_ND: np.ndarray, seed: int, *, k: int) -> Labels:
 RULES: dict[str, Callable[[np.ndarray, int], Labels]] = {
     "merge=auto": partial(by_merging, groups=False),
     "siammm, groups": partial(by_merging, groups=True),
+    "siammm, without the modes": without_modes,
     "siammm, without the elbow": by_communities,
     **elbow_rules.RULES,
     "graph, modularity": by_modularity,
