@@ -40,6 +40,7 @@ def main() -> None:
         command.add_argument("--cells", type=Path, required=True, help="folder of the files of JSON lines")
     running.add_argument("embeddings", type=Path, nargs="+")
     running.add_argument("--classes", type=int, nargs="*", default=[], help="also subsets of so many classes")
+    running.add_argument("--subsets-only", action="store_true", help="not all classes together")
     running.add_argument(
         "--sizes", nargs="+", default=["all"], help="samples of a class; uneven: between an eighth of them and all"
     )
@@ -62,7 +63,9 @@ def run(options: argparse.Namespace) -> None:
         x_ND, label_N = np.array(table.embeddings, dtype=np.float32), np.asarray(table.labels)
         x_ND /= np.linalg.norm(x_ND, axis=1, keepdims=True).clip(1e-9)
         classes = np.unique(label_N)
-        counts = sorted({*(c for c in options.classes if c < len(classes)), len(classes)})
+        counts = sorted({c for c in options.classes if c < len(classes)})
+        if not options.subsets_only:
+            counts.append(len(classes))
         for seed, count, size in itertools.product(options.seeds, counts, options.sizes):
             random = np.random.default_rng([seed, count])
             chosen = random.permutation(classes)[:count]
