@@ -247,12 +247,6 @@ def _merged(x: bytes, n: int, seed: int, start: int) -> VonMisesFisherMixture:
     return VonMisesFisherMixture(start, merge="auto", random_state=seed).fit(x_ND)
 
 
-def without_modes(x_ND: np.ndarray, seed: int) -> Labels:
-    """What ``groups`` finds by the elbow alone (decision 0041)."""
-    with mock.patch.object(mixture_groups, "_agreed", lambda _, number, __: (None, number)):
-        return by_merging(x_ND, seed, groups=True)
-
-
 def by_communities(x_ND: np.ndarray, seed: int) -> Labels:
     """What ``groups`` finds without the elbow (decision 0035 alone)."""
     with mock.patch.object(mixture_groups, "LEAST_SHARED", np.inf):
@@ -298,7 +292,6 @@ def told(x_ND: np.ndarray, seed: int, *, k: int) -> Labels:
 RULES: dict[str, Callable[[np.ndarray, int], Labels]] = {
     "merge=auto": partial(by_merging, groups=False),
     "siammm, groups": partial(by_merging, groups=True),
-    "siammm, without the modes": without_modes,
     "siammm, without the elbow": by_communities,
     **elbow_rules.RULES,
     "graph, modularity": by_modularity,

@@ -118,6 +118,12 @@ def place(figures: dict[str, Any]) -> tuple[str, int, int]:
     return figures["set"], figures["classes"], figures["seed"]
 
 
+def size_of(name: str) -> str:
+    """How many samples a class of this set has, as ``--sizes`` said."""
+    last = name.rsplit("-", 1)[-1]
+    return last if last == "uneven" or last.isdigit() else "all"
+
+
 def is_right(found: int, classes: int) -> bool:
     """Within 20 % of the classes, or one."""
     return abs(found - classes) <= max(1.0, 0.2 * classes)
@@ -146,8 +152,17 @@ def show(options: argparse.Namespace) -> None:
                 ]
                 seconds = np.median([c["seconds"] for c in of_rule])
                 body.append(f"| {rule} | {len(of_rule)} | {right} | {pairs[0]} | {pairs[1]} | {seconds:.1f} |")
-        body += ["", "Number found (AMI), by set:", ""]
         rules = [rule for rule in order if any(c["rule"] == rule for c in own)]
+        body += ["", "Number right (mean AMI), by samples of a class:", ""]
+        body += ["| samples | " + " | ".join(rules) + " |", "|---" * (len(rules) + 1) + "|"]
+        for size in sorted({size_of(c["set"]) for c in own}):
+            entries = []
+            for rule in rules:
+                here = [c for c in own if c["rule"] == rule and size_of(c["set"]) == size]
+                right = sum(is_right(c["found"], c["classes"]) for c in here)
+                entries.append(f"{right} of {len(here)} ({np.mean([c['ami'] for c in here]):.2f})" if here else "")
+            body.append(f"| {size} | " + " | ".join(entries) + " |")
+        body += ["", "Number found (AMI), by set:", ""]
         body += ["| set, classes, seed | " + " | ".join(rules) + " |", "|---" * (len(rules) + 1) + "|"]
         for key in sorted({place(c) for c in own}):
             here = {c["rule"]: c for c in own if place(c) == key}

@@ -44,7 +44,6 @@ from sklearn.utils.extmath import randomized_svd
 from siammm.mixture.covariance import shrunk_covariance
 from siammm.mixture.elbow import elbow, whitened_by_neighbours
 from siammm.mixture.graph import Array, Graph, communities, neighbour_graph, path, so_many_communities
-from siammm.mixture.modes import modes
 from siammm.mixture.shard import Shard
 
 MOST_ROWS = 3000
@@ -68,9 +67,6 @@ _AS_CLEAR = 1.2
 _NEARLY_AS_CLEAR = 1.7
 # Components and an elbow whose numbers differ by no more than this share say the same.
 _NEAR = 0.2
-# Two numbers that are at most so many times apart err by chance, and their geometric mean counts. If they are further
-# apart, the smaller one is that of a coarser level.
-_BETWEEN = 2.25
 # More neighbours see coarser groups, if there are few rows; with many rows it makes little difference.
 _NEIGHBOURS, _ROWS_PER_NEIGHBOUR = (8, 15), 200
 _RESOLUTIONS = 0.12 * 1.3 ** np.arange(18)
@@ -169,20 +165,15 @@ def found(
     component_M, label_M = shard.taken(nearest_N2[:, 0], chosen), None
     at_elbow_M = _at_elbow(some_MD, z_MP, first, seed) if first.ratio <= LARGEST_RATIO_AT_ELBOW else None
     says = k if at_elbow_M is None else int(at_elbow_M.max()) + 1
-    as_clear = separate and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio
-    if at_elbow_M is None and not as_clear and first.ratio <= LARGEST_RATIO and first.label_M.any():
-        at_elbow_M = _second_pass(z_MP, first.label_M, seed)
-    if at_elbow_M is not None or (as_clear and first.ratio <= LARGEST_RATIO):
-        own = k if at_elbow_M is None else int(at_elbow_M.max()) + 1
-        agreed_M, says = _agreed(z_MP, own, first)
-        at_elbow_M = at_elbow_M if agreed_M is None else agreed_M
-    if as_clear and _is_near(k, says):
+    if separate and first.ratio_of(component_M) <= _AS_CLEAR * first.ratio and _is_near(k, says):
         # The components are as clear as any communities. Perhaps they have groups.
         label_K = of_components(nearest_N2[:, 0], nearest_N2[:, -1], k, shard)
         # Without gaps: a group may have no row among those that decide.
         label_M = None if label_K is None else np.unique(label_K[component_M], return_inverse=True)[1]
     elif at_elbow_M is not None:
         label_M = at_elbow_M
+    elif first.ratio <= LARGEST_RATIO and first.label_M.any():
+        label_M = _second_pass(z_MP, first.label_M, seed)
     if label_M is None or not label_M.any():
         return replace(Groups.none(k), ratio=first.ratio)
     for _ in range(_BORDER_STEPS):
@@ -288,20 +279,6 @@ def _at_elbow(x_MD: Array, z_MP: Array, first: _Communities, seed: int) -> Array
     ratios = [first.ratio_of(label_M) for label_M in found]
     best = int(np.argmin(ratios))
     return found[best] if ratios[best] <= _NEARLY_AS_CLEAR * first.ratio and found[best].any() else None
-
-
-def _agreed(z_MP: Array, number: int, first: _Communities) -> tuple[Array | None, int]:
-    """Groups at the number between this one and that of the modes, if they are clear, and the number."""
-    space_MP = whitened_by_neighbours(z_MP - z_MP.mean(axis=0))
-    count = modes(space_MP)
-    apart = max(count / number, number / count)
-    between = round((count * number) ** 0.5 if apart <= _BETWEEN else max(count, number))
-    if apart <= 1 + _NEAR:
-        return None, number
-    label_M = so_many_communities(neighbour_graph(space_MP, _neighbours_of(len(space_MP))), between)
-    if first.ratio_of(label_M) > _NEARLY_AS_CLEAR * first.ratio:
-        return None, number
-    return label_M, between
 
 
 def _second_pass(z_MP: Array, label_M: Array, seed: int) -> Array:
