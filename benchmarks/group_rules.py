@@ -302,6 +302,7 @@ RULES: dict[str, Callable[[np.ndarray, int], Labels]] = {
     "graph, eigengap": by_eigengap,
     "k-means, silhouette": by_silhouette,
     "Gaussian mixture, BIC": by_bic,
+    "UMAP, HDBSCAN 5": partial(by_umap, smallest=5),
     "UMAP, HDBSCAN 15": partial(by_umap, smallest=15),
     "UMAP, HDBSCAN 50": partial(by_umap, smallest=50),
     "UMAP, HDBSCAN 100": partial(by_umap, smallest=100),
