@@ -163,8 +163,8 @@ def written(folder: Path, output: Path | None) -> Path:
     body = f"""{record.table(header, rows)}
 
 {EPOCHS} epochs in place of the preset's 60. Numbers are one for each seed, the rest means. The ratio is that of the
-communities to one Gaussian ([0035](../../docs/decisions/0035-groups-of-samples.md)). "Of samples alone" is what the rule
-says without any clusters.
+communities to one Gaussian ([0035](../../docs/decisions/0035-groups-of-samples.md)). "Samples alone" is what the
+rule says without any clusters.
 
 Right (10 within a fifth, and within one), and from what to what:
 
