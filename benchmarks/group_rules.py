@@ -237,8 +237,14 @@ def by_eigengap(x_ND: np.ndarray, seed: int) -> Labels:
 
 def by_merging(x_ND: np.ndarray, seed: int, *, start: int = 100, groups: bool) -> Labels:
     """What ``merge="auto"`` ends with, or its groups."""
-    mixture = VonMisesFisherMixture(min(start, len(x_ND) // 4), merge="auto", random_state=seed).fit(x_ND)
+    mixture = _merged(x_ND.tobytes(), len(x_ND), seed, min(start, len(x_ND) // 4))
     return mixture.groups(x_ND).predict(x_ND, mixture.labels_) if groups else mixture.labels_
+
+
+@lru_cache(maxsize=1)  # rules share the clusters of a set
+def _merged(x: bytes, n: int, seed: int, start: int) -> VonMisesFisherMixture:
+    x_ND = np.frombuffer(x, np.float32).reshape(n, -1)
+    return VonMisesFisherMixture(start, merge="auto", random_state=seed).fit(x_ND)
 
 
 def by_communities(x_ND: np.ndarray, seed: int) -> Labels:
@@ -303,6 +309,7 @@ RULES: dict[str, Callable[[np.ndarray, int], Labels]] = {
     "graph, eigengap": by_eigengap,
     "k-means, silhouette": by_silhouette,
     "Gaussian mixture, BIC": by_bic,
+    "UMAP, HDBSCAN 5": partial(by_umap, smallest=5),
     "UMAP, HDBSCAN 15": partial(by_umap, smallest=15),
     "UMAP, HDBSCAN 50": partial(by_umap, smallest=50),
     "UMAP, HDBSCAN 100": partial(by_umap, smallest=100),

@@ -13,8 +13,9 @@ different images; ``letters`` is for judging too (see ``DEVELOP`` in number_of_g
 
 ``tinytest`` (the official validation images of Tiny-ImageNet's odd classes), ``cifar100test`` (test images of the odd
 classes of CIFAR-100) and the glyphs of ``FRESH_GLYPHS`` are a second family for judging, which was made after
-``letters`` and ``tinyimagenet`` had been looked at. ``THIRD_GLYPHS`` were made after that family had been looked at.
-Glyphs of ``cyrillic`` are for development.
+``letters`` and ``tinyimagenet`` had been looked at. ``THIRD_GLYPHS`` were made after that family had been looked at,
+and ``tinyother`` (odd classes of Tiny-ImageNet in the half of the images that no other set has) and ``FOURTH_GLYPHS``
+after that. Glyphs of ``cyrillic`` are for development.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ THIRD_GLYPHS = {
     "hebrew": "אבגדהוזחטיכלמנסעפצקרשת",
     "thai": "กขคฆงจฉชซฌญฎฏฐฑฒณดตถทธนบปผฝพฟภมยรลวศษสหฬอฮ",
 }
+FOURTH_GLYPHS = {
+    "armenian": "աբգդեզէըթժիլխծկհձղճմյնշոչպջռսվտրցւփքօֆ",
+    "georgian": "აბგდევზთიკლმნოპჟრსტუფქღყშჩცძწჭხჯჰ",
+    "devanagari": "अआइईउऊऋएऐओऔकखगघङचछजझञटठडढणतथदधनपफबभमयरलवशषसह",
+}
 FRESH_IMAGES = {"tinyimagenet": "tinytest", "cifar100": "cifar100test"}
 
 
@@ -52,6 +58,9 @@ def main() -> None:
     parser.add_argument("--fashion", type=Path, help="t10k-images-idx3-ubyte of Fashion-MNIST")
     parser.add_argument("--mnist", type=Path, help="the same of MNIST")
     parser.add_argument("--fonts", type=Path, help="a folder of .ttf and .otf files")
+    parser.add_argument(
+        "--per-class", type=int, default=PER_CLASS, help="images of a class of CIFAR-100 and Tiny-ImageNet"
+    )
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
 
@@ -60,13 +69,13 @@ def main() -> None:
         print(f"{name}: {len(images):,} images of {len(np.unique(labels))} classes", flush=True)
 
     unpack = unpacker(options.packs)
-    for name, count in (("cifar10", 200), ("cifar100", PER_CLASS)):
+    for name, count in (("cifar10", 4 * options.per_class), ("cifar100", options.per_class)):
         pack = unpack.read_pack(options.packs / f"{name}_train.npz")
         save(name, *first(pack["images"], pack["labels"], count))
-    for name, part, parity in (("tinydev", "a", 0), ("tinyimagenet", "b", 1)):
+    for name, part, parity in (("tinydev", "a", 0), ("tinyimagenet", "b", 1), ("tinyother", "a", 1)):
         pack = unpack.read_pack(options.packs / f"tinyimagenet_train_{part}.npz")
         own = pack["labels"] % 2 == parity
-        save(name, *first(pack["images"][own], pack["labels"][own], PER_CLASS))
+        save(name, *first(pack["images"][own], pack["labels"][own], options.per_class))
     pixels, target = load_digits(return_X_y=True)
     save("digits", coloured(np.asarray(pixels).reshape(-1, 8, 8) * (255 / 16)), np.asarray(target))
     for name, path in (("fashion", options.fashion), ("mnist", options.mnist)):
@@ -80,7 +89,7 @@ def main() -> None:
         save(FRESH_IMAGES[name], *first(pack["images"][own], pack["labels"][own], PER_CLASS))
     if options.fonts:
         save("letters", *letters(options.fonts))
-        for name, alphabet in (DEVELOP_GLYPHS | FRESH_GLYPHS | THIRD_GLYPHS).items():
+        for name, alphabet in (DEVELOP_GLYPHS | FRESH_GLYPHS | THIRD_GLYPHS | FOURTH_GLYPHS).items():
             save(name, *glyphs(options.fonts, alphabet))
 
 

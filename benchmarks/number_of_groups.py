@@ -1,12 +1,13 @@
 """How many kinds of things are there? Every rule of ``group_rules.py`` on embeddings whose classes are known.
 
-    python benchmarks/number_of_groups.py run EMBEDDINGS.npz ... --cells FOLDER [--classes 3 10] [--rules ...]
+    python benchmarks/number_of_groups.py run EMBEDDINGS.npz ... --cells FOLDER [--classes 3 10] [--sizes 15 uneven]
     python benchmarks/number_of_groups.py table --cells FOLDER
 
 An EMBEDDINGS file is any table with labels that ``siammm cluster`` reads; its name says which set and which encoder
 (``group_sets.py`` makes the sets, ``siammm embed`` the embeddings). ``run`` takes all classes and random subsets of so
-many classes, at most ``--rows`` samples of each, and writes one file of JSON lines per set, a line for each rule; what
-is there is not run again. ``table`` gathers what is there.
+many classes, with all or so many samples of a class (``--sizes``), at most ``--rows`` samples of each subset, and
+writes one file of JSON lines per set, a line for each rule; what is there is not run again. ``table`` gathers what is
+there.
 
 Which sets are for development and which for judging stands in ``DEVELOP``: a rule or a constant may have seen those,
 and no others.
@@ -15,6 +16,7 @@ and no others.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
@@ -38,6 +40,10 @@ def main() -> None:
         command.add_argument("--cells", type=Path, required=True, help="folder of the files of JSON lines")
     running.add_argument("embeddings", type=Path, nargs="+")
     running.add_argument("--classes", type=int, nargs="*", default=[], help="also subsets of so many classes")
+    running.add_argument("--subsets-only", action="store_true", help="not all classes together")
+    running.add_argument(
+        "--sizes", nargs="+", default=["all"], help="samples of a class; uneven: between an eighth of them and all"
+    )
     running.add_argument("--seeds", type=int, nargs="+", default=[0])
     running.add_argument("--rows", type=int, default=2000)
     running.add_argument("--rules", nargs="+", default=[*group_rules.RULES, *group_rules.TOLD])
@@ -57,13 +63,29 @@ def run(options: argparse.Namespace) -> None:
         x_ND, label_N = np.array(table.embeddings, dtype=np.float32), np.asarray(table.labels)
         x_ND /= np.linalg.norm(x_ND, axis=1, keepdims=True).clip(1e-9)
         classes = np.unique(label_N)
-        for seed in options.seeds:
-            for count in sorted({*(c for c in options.classes if c < len(classes)), len(classes)}):
-                random = np.random.default_rng([seed, count])
-                chosen = random.permutation(classes)[:count]
-                row = random.permutation(np.flatnonzero(np.isin(label_N, chosen)))[: options.rows]
-                for rule in options.rules:
-                    cell(options.cells, path.stem, rule, seed, x_ND[row], label_N[row])
+        counts = sorted({c for c in options.classes if c < len(classes)})
+        if not options.subsets_only:
+            counts.append(len(classes))
+        for seed, count, size in itertools.product(options.seeds, counts, options.sizes):
+            random = np.random.default_rng([seed, count])
+            chosen = random.permutation(classes)[:count]
+            row = random.permutation(np.flatnonzero(np.isin(label_N, chosen)))
+            row = of_size(label_N, row, size, random)[: options.rows]
+            name = path.stem if size == "all" else f"{path.stem}-{size}"
+            for rule in options.rules:
+                cell(options.cells, name, rule, seed, x_ND[row], label_N[row])
+
+
+def of_size(label_N: np.ndarray, row: np.ndarray, size: str, random: np.random.Generator) -> np.ndarray:
+    """So many of these rows of each class, in their order; with "uneven", another number of each."""
+    if size == "all":
+        return row
+    kept = np.zeros(len(row), bool)
+    for label in np.unique(label_N[row]):
+        own = np.flatnonzero(label_N[row] == label)
+        count = round(len(own) * 8 ** -random.random()) if size == "uneven" else int(size)
+        kept[own[:count]] = True
+    return row[kept]
 
 
 def cell(folder: Path, name: str, rule: str, seed: int, x_ND: np.ndarray, label_N: np.ndarray) -> None:
@@ -96,6 +118,12 @@ def place(figures: dict[str, Any]) -> tuple[str, int, int]:
     return figures["set"], figures["classes"], figures["seed"]
 
 
+def size_of(name: str) -> str:
+    """How many samples a class of this set has, as ``--sizes`` said."""
+    last = name.rsplit("-", 1)[-1]
+    return last if last == "uneven" or last.isdigit() else "all"
+
+
 def is_right(found: int, classes: int) -> bool:
     """Within 20 % of the classes, or one."""
     return abs(found - classes) <= max(1.0, 0.2 * classes)
@@ -124,8 +152,17 @@ def show(options: argparse.Namespace) -> None:
                 ]
                 seconds = np.median([c["seconds"] for c in of_rule])
                 body.append(f"| {rule} | {len(of_rule)} | {right} | {pairs[0]} | {pairs[1]} | {seconds:.1f} |")
-        body += ["", "Number found (AMI), by set:", ""]
         rules = [rule for rule in order if any(c["rule"] == rule for c in own)]
+        body += ["", "Number right (mean AMI), by samples of a class:", ""]
+        body += ["| samples | " + " | ".join(rules) + " |", "|---" * (len(rules) + 1) + "|"]
+        for size in sorted({size_of(c["set"]) for c in own}):
+            entries = []
+            for rule in rules:
+                here = [c for c in own if c["rule"] == rule and size_of(c["set"]) == size]
+                right = sum(is_right(c["found"], c["classes"]) for c in here)
+                entries.append(f"{right} of {len(here)} ({np.mean([c['ami'] for c in here]):.2f})" if here else "")
+            body.append(f"| {size} | " + " | ".join(entries) + " |")
+        body += ["", "Number found (AMI), by set:", ""]
         body += ["| set, classes, seed | " + " | ".join(rules) + " |", "|---" * (len(rules) + 1) + "|"]
         for key in sorted({place(c) for c in own}):
             here = {c["rule"]: c for c in own if place(c) == key}
