@@ -92,7 +92,7 @@ def test_nothing_is_said_about_labels_where_there_are_none(browser, folder: Path
     watched = Watched(browser, write_page(folder, example, f"unlabelled-{n_groups}.html"))
     page = watched.page
     found = page.eval_on_selector_all("#nav a", "all => all.map(one => one.dataset.section)")
-    assert found == [*(["groups"] if n_groups else []), "overview", "clusters", "tree", "quality"]
+    assert found == [*(["groups", "overview", "clusters"] if n_groups else ["clusters", "overview"]), "tree", "quality"]
     for address in [*(f"#/{section}" for section in found), "#/clusters?cluster=1", "#/groups?group=1", "#/suspects"]:
         page.evaluate("hash => { location.hash = hash; }", address)
         watched.settle()
