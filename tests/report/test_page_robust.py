@@ -142,7 +142,7 @@ def test_first_paint_is_quick(browser, folder: Path):
     example = Example(n_images=10_000, n_clusters=300, n_labels=10, thumbnail=32, per_sheet=512)
     watched = Watched(browser, write_page(folder, example, "large.html"))
     page = watched.page
-    page.wait_for_selector("canvas.thumbnail[data-painted]")
+    page.wait_for_selector("#section-clusters canvas.mosaic[data-painted]")
     took = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
     watched.check()
     watched.close()
