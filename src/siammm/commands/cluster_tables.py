@@ -47,7 +47,7 @@ def show(found: Clustering, output: Path, console: Console, *, of_images: bool =
     if mixture.n_components_ == 1 and merges is not None:
         console.print(
             "[yellow]Nothing was found that stands apart from the rest; to divide it all the same, add --merge none "
-            "--n-components NUMBER, or look at the merge tree of the report.[/]"
+            "--n-components NUMBER --overwrite, or look at the merge tree of the report.[/]"
         )
     elif of_images and mixture.merge == "auto" and not found.groups.is_found:
         console.print("[dim]No groups other than these were found: each cluster is a group.[/]")
