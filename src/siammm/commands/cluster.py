@@ -124,7 +124,7 @@ def _cluster_images(config: ClusterConfig, output: Path, console: Console) -> No
         if embedded.set_aside:
             were = "was" if len(embedded.set_aside) == 1 else "were"
             left_out = f"{counted(len(embedded.set_aside), 'image')} could not be read and {were} left out"
-            console.print(f"{left_out}; {files.SUMMARY} lists them.", style="yellow")
+            console.print(f"{left_out}; {files.SUMMARY} says why.", style="yellow")
         show(found, output, console, of_images=True)
     finally:
         del found, table, embedded  # a file that is mapped cannot be removed everywhere

@@ -130,7 +130,8 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
     seen = None if settings.live or run.images.source is None else quality.quality(run, image_M, looks)
     n_aside = run.n_set_aside
     if n_aside:
-        notes.append(f"{n_aside:,} images could not be read when the run was made, and are not in it.")
+        are = "is" if n_aside == 1 else "are"
+        notes.append(f"{counted(n_aside, 'image')} could not be read when the run was made, and {are} not in it.")
     contents = Contents(
         format=FORMAT,
         title=f"{run.name}: {_counted_levels(run)} of {counted(run.n_images, 'image')}",
