@@ -42,15 +42,14 @@ def main() -> None:
         header = ["choice", "share", "photographs", "mean share", f"view in the same {of}", "of its commonest kind"]
         text += f"\n\n**Of a {of}**\n\n" + record.table(header, rows)
     text += (
-        "\n\nA view is a random crop of half of a photograph or more, mirrored or not, assigned by `siammm embed`. *All* "
-        "has the mean distance of the share from the agreement of views, over the rows, weighted by photographs. No "
+        "\n\nA view is a random crop of half of a photograph or more, mirrored or not, assigned by `siammm embed`. *All* has "
+        "the mean distance of the share from the agreement of views, over the rows, weighted by photographs. No "
         "groups are listed where these are the clusters. Nothing was chosen on these figures."
     )
     print(text)
     if options.record:
-        print(
-            record.write("probability", "What the share of a cluster says", text.strip(), seeds="0", n=f"{n:,} images")
-        )
+        n = f"{10 * options.per_kind * len(found):,} photographs"
+        print(record.write("probability", "What the share of a cluster says", text.strip(), seeds="0", n=n))
 
 
 def measured(pack: dict[str, np.ndarray], choice: str, per_kind: int) -> dict[str, tuple[np.ndarray, ...]]:
