@@ -42,8 +42,8 @@ def main() -> None:
         header = ["choice", "share", "photographs", "mean share", f"view in the same {of}", "of its commonest kind"]
         text += f"\n\n**Of a {of}**\n\n" + record.table(header, rows)
     text += (
-        "\n\nA view is a random crop of half of a photograph or more, mirrored or not, assigned by `siammm embed`. *All* has "
-        "the mean distance of the share from the agreement of views, over the rows, weighted by photographs. No "
+        "\n\nA view is a random crop of half of a photograph or more, mirrored or not, assigned by `siammm embed`. "
+        "*All* has the mean distance of the share from the agreement of views, over the rows, weighted by photographs. No "
         "groups are listed where these are the clusters. Nothing was chosen on these figures."
     )
     print(text)
