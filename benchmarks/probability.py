@@ -43,8 +43,8 @@ def main() -> None:
         text += f"\n\n**Of a {of}**\n\n" + record.table(header, rows)
     text += (
         "\n\nA view is a random crop of half of a photograph or more, mirrored or not, assigned by `siammm embed`. "
-        "*All* has the mean distance of the share from the agreement of views, over the rows, weighted by photographs. No "
-        "groups are listed where these are the clusters. Nothing was chosen on these figures."
+        "*All* has the mean distance of the share from the agreement of views, over the rows, weighted by photographs. "
+        "No groups are listed where these are the clusters. Nothing was chosen on these figures."
     )
     print(text)
     if options.record:
