@@ -139,6 +139,7 @@ USAGE = {
     "demo x": "siammm demo takes flags only, not also x; put quotes around a pattern or a name with spaces.",
     "cluster": "siammm cluster needs DATA; siammm cluster --help says what it is.",
     "compare": "siammm compare needs EVALUATION; siammm compare --help says what it is.",
+    "sort run": "siammm sort also needs --to; siammm sort --help says what it is.",
 }
 
 

@@ -191,7 +191,7 @@ def _note_doubt(run: Run, notes: list[str]) -> None:
     middle = float(np.median(run.probability_N))
     if most > 1 and middle < _DOUBTFUL / most:
         notes.append(
-            f"The clusters hardly differ from each other: half of the images belong to theirs with a probability of at "
+            f"The clusters hardly differ from each other: half of the images belong to theirs with a share of at "
             f"most {middle:.2f}, where chance is {1 / most:.2f}; "
             + ("train longer, or on more images." if run.clustering is None else "cluster with another --encoder.")
         )
