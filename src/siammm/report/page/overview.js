@@ -42,7 +42,7 @@ function mapPanel() {
     ys: known.map((row) => images.y[row]),
     colour: (i) => palette[groupOf(i)] ?? palette[-1],
     radius: clamp(90 / Math.sqrt(known.length), 1.3, 3.2),
-    padding: [18, 18, 18, 18],
+    padding: [18, 18, hasPictures ? 72 : 56, 18], // nothing is below the buttons
     label:
       `Map of ${count(known.length)} images. Arrow keys go from image to image, Enter opens its cluster, ` +
       "plus and minus change the scale.",
