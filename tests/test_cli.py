@@ -307,6 +307,14 @@ def test_columns_of_parquet_are_carried_through(blobs: tuple[np.ndarray, np.ndar
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["scores"]["n_unlabelled"] == 1
 
 
+def test_one_cluster_is_said_to_be_nothing_found(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("cloud.npy", (np.random.default_rng(0).normal(size=(300, 8)) + 3).astype(np.float32))
+    assert main(["cluster", "cloud.npy", "--device", "cpu"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 cluster in 300 embeddings" in said
+    assert "add --merge none --n-components NUMBER --overwrite, or look at the merge tree of the report" in said
+
+
 @pytest.mark.parametrize("covariance", ["spherical", "diag"])
 def test_the_gaussian_family(covariance: str, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["cluster", str(table), "--family", "gaussian", "--covariance", covariance, "--n-components", "12"]

@@ -257,6 +257,15 @@ def test_what_is_refused_before_an_encoder_is_opened(
     assert sorted(path.name for path in Path().iterdir()) == ["one", "photos"]
 
 
+def test_clusters_that_are_the_groups_are_said_to_be(photos: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless nobody has looked for groups."""
+    sentence = "No groups other than these were found: each cluster is a group."
+    assert main(["cluster", photos, *QUICK]) == 0
+    assert sentence not in capsys.readouterr().out
+    assert main(["cluster", photos, *QUICK, "--merge", "auto", "--merge-floor", "2", "--overwrite"]) == 0
+    assert sentence in capsys.readouterr().out
+
+
 def test_groups_are_listed_first(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     """Whoever has photographs asks for their kinds; clusters are finer."""
     random = np.random.default_rng(0)
