@@ -1,7 +1,7 @@
 """From a folder of photographs to a page with its groups: how long, how much memory, and are the groups the kinds?
 
     python benchmarks/photographs.py PACKS [--choices mixed animals things] [--lots 1] [--per-kind 60] [--record]
-    python benchmarks/photographs.py PACKS --large 10000 [--folder FOLDER] [--record]
+    python benchmarks/photographs.py PACKS --large 10000 [--noise 6] [--folder FOLDER] [--record]
 
 PACKS is the folder with the packed sets. Ten kinds of Tiny-ImageNet are written to one folder of JPEG files whose names
 say nothing. Then ``siammm cluster`` and ``siammm report`` run as a user would run them, with the encoder that is
@@ -9,9 +9,10 @@ installed with ``siammm[lite]``. ``CHOICES`` names the kinds of each choice; all
 Each lot has other photographs of the same kinds.
 
 With ``--large`` it is so many photographs of 640 x 480 pixels: images of all 200 kinds, enlarged, with the noise of a
-camera, so that a file is as large as a photograph's. That is a question of time and memory; what the enlarged images
-show says nothing about groups. What an image costs to decode, to encode and to look at is measured beside it. With
-``--folder`` the photographs stay there, and those that are there already are not made again.
+camera, so that a file is as large as a photograph's. That is a question of time and memory; how many groups are found
+in enlarged images depends on the noise, and ``--noise 0`` leaves it out. What an image costs to decode, to encode and
+to look at is measured beside it. With ``--folder`` the photographs stay there, and those that are there already are not
+made again.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def main() -> None:
     parser.add_argument("--lots", type=int, default=1, help="so many sets of photographs of each choice (default: 1)")
     parser.add_argument("--per-kind", type=int, default=60)
     parser.add_argument("--large", type=int, metavar="N", help="so many photographs of 640 x 480 pixels instead")
+    parser.add_argument("--noise", type=float, default=NOISE, help="its deviation, of 256 steps (default: %(default)g)")
     parser.add_argument("--folder", type=Path, help="where the large photographs are kept")
     parser.add_argument("--record", action="store_true", help="write the figures to benchmarks/results")
     options = parser.parse_args()
@@ -86,7 +88,9 @@ def main() -> None:
         if options.large is None:
             question, title, text, n = small(options, Path(folder))
         else:
-            question, title, text, n = large(options.packs, options.folder or Path(folder), options.large)
+            question, title, text, n = large(
+                options.packs, options.folder or Path(folder), options.large, options.noise
+            )
     print(text)
     if options.record:
         print(record.write(question, title, text, seeds="0", n=n))
@@ -130,9 +134,9 @@ def small(options: argparse.Namespace, folder: Path) -> tuple[str, str, str, str
     return "photographs", "From a folder of photographs to a page with its groups", text, n
 
 
-def large(packs: Path, folder: Path, n: int) -> tuple[str, str, str, str]:
-    """Many photographs of 640 x 480 pixels: time of each step, and memory."""
-    mean_bytes = enlarged_photographs(packs, folder / "photos", n)
+def large(packs: Path, folder: Path, n: int, noise: float) -> tuple[str, str, str, str]:
+    """Many photographs of 640 x 480 pixels: time of each step, memory, and the groups that were found."""
+    mean_bytes, kinds = enlarged_photographs(packs, folder / "photos", n, noise)
     cluster, report, megabytes = page_of(folder)
     steps = json.loads((folder / "photos-clusters" / "summary.json").read_text())["seconds"]
     rows = [
@@ -145,19 +149,24 @@ def large(packs: Path, folder: Path, n: int) -> tuple[str, str, str, str]:
     beside = folder / "photos-clusters-report_files"
     more = sum(file.stat().st_size for file in beside.iterdir()) / 1e6 if beside.exists() else 0.0
     load = os.getloadavg()[1]
-    text += f"\n\nThe page has {megabytes:.1f} MB" + (f", and {more:.1f} MB beside it" if more else "") + ". "
+    table = pq.read_table(folder / "photos-clusters" / "assignments.parquet")
+    truth = kinds[[int(Path(name).stem) for name in table["id"].to_pylist()]]
+    found = [len(np.unique(table[column].to_numpy())) for column in ("group", "cluster")]
+    ami = clustering_scores(truth, table["group"].to_numpy()).ami
+    text += f"\n\n{found[0]} groups and {found[1]} clusters were found in {len(np.unique(truth))} kinds; AMI of groups "
+    text += f"{ami:.3f}. The page has {megabytes:.1f} MB" + (f", and {more:.1f} MB beside it" if more else "") + ". "
     text += (
         f"JPEG files of {WIDTH} x {HEIGHT} pixels, {mean_bytes / 1e3:.0f} kB on average, from images of Tiny-ImageNet"
     )
-    text += (
-        ", enlarged, with noise. Memory is that of the largest process of a command at its peak. Other programs may "
-    )
+    text += f", enlarged, with noise of deviation {noise:g}. Memory is that of the largest process of a command at its "
+    text += "peak. Other programs may "
     text += (
         f"have used the cores at the same time (average load at the end {load:.1f}, {os.cpu_count()} cores), so the "
     )
     text += "processor's seconds say more than the clock's. What one photograph costs is measured in one thread, the "
     text += "encoder in batches of 32."
-    return "photographs-large", f"{n:,} photographs of {WIDTH} x {HEIGHT} pixels on a CPU", text, f"{n:,} photographs"
+    question = "photographs-large" if noise == NOISE else "photographs-without-noise"
+    return question, f"{n:,} photographs of {WIDTH} x {HEIGHT} pixels on a CPU", text, f"{n:,} photographs"
 
 
 def page_of(folder: Path) -> tuple[Spent, Spent, float]:
@@ -185,11 +194,12 @@ def photographs(
     return kind_of
 
 
-def enlarged_photographs(packs: Path, folder: Path, n: int) -> float:
-    """Write so many large photographs; returns the bytes of a file on average."""
+def enlarged_photographs(packs: Path, folder: Path, n: int, deviation: float) -> tuple[float, np.ndarray]:
+    """Write so many large photographs; returns the bytes of a file on average, and the kind of each."""
     folder.mkdir(parents=True, exist_ok=True)
-    images = unpacker(packs).read_pack(packs / "tinyimagenet_train_a.npz")["images"]
-    noise = np.random.default_rng(0).normal(0, NOISE, (HEIGHT + 64, WIDTH + 64, 1)).astype(np.float32)
+    pack = unpacker(packs).read_pack(packs / "tinyimagenet_train_a.npz")
+    images = pack["images"]
+    noise = np.random.default_rng(0).normal(0, deviation, (HEIGHT + 64, WIDTH + 64, 1)).astype(np.float32)
 
     def write(number: int) -> int:
         file = folder / f"{number:06d}.jpg"
@@ -206,7 +216,7 @@ def enlarged_photographs(packs: Path, folder: Path, n: int) -> float:
         return file.stat().st_size
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return float(np.mean(list(pool.map(write, range(n)))))
+        return float(np.mean(list(pool.map(write, range(n))))), pack["labels"][np.arange(n) % len(images)]
 
 
 def costs(folder: Path) -> list[list[str]]:

@@ -139,6 +139,7 @@ USAGE = {
     "demo x": "siammm demo takes flags only, not also x; put quotes around a pattern or a name with spaces.",
     "cluster": "siammm cluster needs DATA; siammm cluster --help says what it is.",
     "compare": "siammm compare needs EVALUATION; siammm compare --help says what it is.",
+    "sort run": "siammm sort also needs --to; siammm sort --help says what it is.",
 }
 
 
@@ -304,6 +305,14 @@ def test_columns_of_parquet_are_carried_through(blobs: tuple[np.ndarray, np.ndar
     assert rows.column("split").to_pylist() == columns["split"]
     assert rows.column("label").to_pylist() == columns["y"]
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["scores"]["n_unlabelled"] == 1
+
+
+def test_one_cluster_is_said_to_be_nothing_found(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("cloud.npy", (np.random.default_rng(0).normal(size=(300, 8)) + 3).astype(np.float32))
+    assert main(["cluster", "cloud.npy", "--device", "cpu"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 cluster in 300 embeddings" in said
+    assert "add --n-groups NUMBER --overwrite, or look at the merge tree of the report" in said
 
 
 @pytest.mark.parametrize("covariance", ["spherical", "diag"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,40 @@ def test_what_is_encoded_is_not_encoded_again(
     assert not Path("photos-clusters-unfinished").exists()
 
 
+def test_the_embeddings_of_an_earlier_result_are_used_again(
+    photos: str, shown_to_encoder: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With other settings, also in another folder; not of other images or another size."""
+    assert main(["cluster", photos, *QUICK]) == 0
+    before = pq.read_table("photos-clusters/embeddings.parquet")
+    capsys.readouterr()
+    fixed = ["--merge", "none", "--n-components", "3"]
+    for more in (["--output", "three"], ["--overwrite"]):
+        assert main(["cluster", photos, *QUICK, *fixed, *more]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "No image has changed since photos-clusters was made: its embeddings are used again." in said
+    assert sum(shown_to_encoder) == N
+    assert pq.read_table("photos-clusters/embeddings.parquet").equals(before)
+    assert json.loads(Path("three/summary.json").read_text())["n_components"] == 3
+    assert not list(Path().glob("*-unfinished"))
+    assert main(["cluster", photos, *QUICK, "--image-size", "40", "--output", "larger"]) == 0
+    assert sum(shown_to_encoder) == 2 * N
+    os.utime("photos/kind0/00.png", (0, 0))
+    assert main(["cluster", photos, *QUICK, "--overwrite"]) == 0
+    assert sum(shown_to_encoder) == 3 * N
+
+
+@pytest.mark.parametrize("damage", ["embeddings.parquet", "summary.json"])
+def test_a_damaged_result_is_encoded_again(damage: str, photos: str, shown_to_encoder: list[int]) -> None:
+    assert main(["cluster", photos, *QUICK]) == 0
+    whole = pq.read_table("photos-clusters/embeddings.parquet")
+    content = Path("photos-clusters", damage).read_bytes()
+    Path("photos-clusters", damage).write_bytes(content[: len(content) // 2])
+    assert main(["cluster", photos, *QUICK, "--output", "again"]) == 0
+    assert sum(shown_to_encoder) == 2 * N
+    assert pq.read_table("again/embeddings.parquet").equals(whole)
+
+
 def _stopped(*_: Any) -> None:
     raise KeyboardInterrupt
 
@@ -173,7 +208,7 @@ def test_images_that_cannot_be_read_are_set_aside(photos: str, capsys: pytest.Ca
     assert "cannot be read, and the limit is 1 %" in said
     assert [path.name for path in Path().iterdir()] == ["photos"]
     assert main(["cluster", photos, *QUICK, "--max-bad-images", "0.1"]) == 0
-    assert "1 images could not be read and were left out" in capsys.readouterr().out
+    assert "1 image could not be read and was left out" in capsys.readouterr().out
     facts = json.loads(Path("photos-clusters/summary.json").read_text())
     assert list(facts["input"]["set_aside"]) == ["kind0/00.png"]
 
@@ -221,6 +256,15 @@ def test_what_is_refused_before_an_encoder_is_opened(
     data = photos if flags else "one/"
     assert sentence in refused(["cluster", data, *flags, "--device", "cpu"], capsys)
     assert sorted(path.name for path in Path().iterdir()) == ["one", "photos"]
+
+
+def test_clusters_that_are_the_groups_are_said_to_be(photos: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless nobody has looked for groups."""
+    sentence = "No groups other than these were found: each cluster is a group."
+    assert main(["cluster", photos, *QUICK]) == 0
+    assert sentence not in capsys.readouterr().out
+    assert main(["cluster", photos, *QUICK, "--merge", "auto", "--merge-floor", "2", "--overwrite"]) == 0
+    assert sentence in capsys.readouterr().out
 
 
 def test_groups_are_listed_first(capsys: pytest.CaptureFixture[str], here: Path) -> None:

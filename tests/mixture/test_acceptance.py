@@ -130,19 +130,22 @@ def test_left_out_similarity_is_that_to_the_others(unit: bool) -> None:
     found = acceptance.members(samples, components, HARD)
     mean_KD = found.statistics.mean_KF[:, :3]
     centre_KD = torch.nn.functional.normalize(mean_KD, dim=1) if unit else mean_KD
-    similarity = acceptance._left_out(
-        torch.from_numpy(X), centre_KD, found.first_N, found.statistics.count_K,
-        found.statistics.total_KF[:, :3].norm(dim=1), unit=unit,
-    )  # fmt: skip
+    own = acceptance._Similarities.of(torch.from_numpy(X), centre_KD, unit=unit).between(
+        torch.arange(len(X)), found.first_N
+    )
+    count_N = found.statistics.count_K[found.first_N]
+    resultant_N = found.statistics.total_KF[:, :3].norm(dim=1)[found.first_N]
+    similarity = acceptance._left_out(own, count_N, resultant_N, unit=unit)
     np.testing.assert_allclose(similarity.numpy(), left_out_by_brute_force(X, labels, unit=unit), atol=1e-6)
 
 
 @pytest.mark.parametrize("unit", [True, False])
-@pytest.mark.parametrize("entries", [1, 2**15])
+@pytest.mark.parametrize(("entries", "few"), [(1, 2), (2**15, 2), (2**15, 1024)])
 def test_evidence_is_the_pairs_moments_and_the_strays(
-    unit: bool, entries: int, monkeypatch: pytest.MonkeyPatch
+    unit: bool, entries: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acceptance, "_ENTRIES", entries)
+    monkeypatch.setattr(acceptance, "_FEW_COMPONENTS", few)
     X, samples, components, labels = scattered(unit=unit)
     found = acceptance.members(samples, components, HARD)
     pair_P2 = acceptance.nearby_pairs(components.centre_KD, unit=unit)

@@ -183,7 +183,7 @@ def test_one_level(tmp_path: Path) -> None:
     contents = gather(run, GatherSettings()).contents
     assert [group["clusters"] for group in contents["groups"]] == [[k] for k in range(5)]
     assert contents["title"] == "made: 5 clusters of 200 images"
-    assert contents["how_found"]["levels"].startswith("There is one level: ")
+    assert contents["how_found"]["levels"] == "Groups are looked for only with --merge auto."
 
 
 def test_a_run_that_did_not_look_for_groups(tmp_path: Path) -> None:

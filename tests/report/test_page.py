@@ -30,10 +30,23 @@ def numbers(watched: Watched) -> list[int]:
     return found
 
 
+def test_clusters_are_what_opens_first_without_groups(browser, url: str):
+    watched = Watched(browser, url)
+    page = watched.page
+    assert page.locator("#nav a").first.inner_text() == page.locator("#nav a[aria-current]").inner_text() == "Clusters"
+    assert page.inner_text("h1").replace("\xa0", " ") == "12 clusters in 400 images"
+    assert page.inner_text(".lead").startswith("There is one level: no groups.")
+    assert page.locator("#section-clusters li a.card").count() == 12
+    page.get_by_label("Search").fill("#5")
+    watched.until("document.querySelector('#section-clusters .result').textContent === '1 of 12'")
+    watched.check()
+    watched.close()
+
+
 def test_opens_from_disk_and_says_what_was_found(report: Watched):
     page = report.page
-    assert page.inner_text("h1").replace("\xa0", " ") == "12 clusters in 400 images"
-    assert "resnet18" in page.inner_text(".lead")
+    assert page.inner_text("#section-overview h1").replace("\xa0", " ") == "12 clusters in 400 images"
+    assert "resnet18" in page.inner_text("#section-overview .lead")
     page.wait_for_selector(".points")
     page.wait_for_selector("canvas.thumbnail[data-painted]")
     assert page.locator("#nav a").count() == len(SECTIONS)
@@ -61,7 +74,7 @@ def test_how_it_was_found_is_closed(report: Watched):
 
 def test_one_level_is_said_to_be_one(report: Watched):
     page = report.page
-    assert page.get_by_text("There is one level: no groups.").first.is_visible()
+    assert page.locator("#section-overview .hero").get_by_text("There is one level: no groups.").is_visible()
     assert page.locator("#nav a[data-section='groups']").count() == 0
     page.wait_for_selector(".points")
     assert page.locator(".map").locator("xpath=..").locator("fieldset label").all_inner_texts() == ["Cluster", "Label"]
@@ -161,7 +174,7 @@ def test_the_back_button_and_links_work(report: Watched):
     page.locator("dialog").wait_for(state="hidden")
     assert page.evaluate("location.hash") == "#/overview"
     page.evaluate("location.hash = '#/nothing?cluster=x'")
-    page.wait_for_selector("#section-overview:not([hidden])")
+    page.wait_for_selector("#section-clusters:not([hidden])")
 
 
 def test_an_image_shows_its_facts(report: Watched):
@@ -191,7 +204,7 @@ def test_the_map_is_walked_by_keys_and_opens_a_cluster(report: Watched):
     page.locator("dialog[open]").wait_for()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Enlarge the map").click()
-    page.locator("label", has_text="Label").first.click()
+    page.locator("#section-overview label", has_text="Label").first.click()
     page.locator(".chip", has_text="class b").click()
     report.settle()
     page.get_by_role("button", name="Show the whole map").click()
@@ -199,7 +212,7 @@ def test_the_map_is_walked_by_keys_and_opens_a_cluster(report: Watched):
 
 def test_the_map_is_drawn_at_once(browser, folder: Path):
     watched = Watched(browser, write_page(folder, Example(n_images=20_000, n_clusters=50, thumbnail=4), "map.html"))
-    watched.page.wait_for_selector(".points")
+    watched.visit("#/overview").wait_for_selector(".points")
     took = watched.page.evaluate(
         """() => {
             const plot = new PointPlot({ xs: images.x, ys: images.y, colour: () => [1, 2, 3], radius: 1.5,

@@ -55,7 +55,7 @@ def cifar(browser, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def walk(watched: Watched, n_clusters: int | None) -> None:
     """What a reader does: sort, search, open a cluster, cut the tree, switch to dark."""
     page = watched.page
-    page.wait_for_selector("canvas.thumbnail[data-painted]")
+    page.wait_for_selector("#section-clusters canvas.mosaic[data-painted]")
     page = watched.visit("#/clusters")
     page.get_by_label("Sort by").select_option("concentration")
     watched.settle()

@@ -92,7 +92,7 @@ def test_nothing_is_said_about_labels_where_there_are_none(browser, folder: Path
     watched = Watched(browser, write_page(folder, example, f"unlabelled-{n_groups}.html"))
     page = watched.page
     found = page.eval_on_selector_all("#nav a", "all => all.map(one => one.dataset.section)")
-    assert found == [*(["groups"] if n_groups else []), "overview", "clusters", "tree", "quality"]
+    assert found == [*(["groups", "overview", "clusters"] if n_groups else ["clusters", "overview"]), "tree", "quality"]
     for address in [*(f"#/{section}" for section in found), "#/clusters?cluster=1", "#/groups?group=1", "#/suspects"]:
         page.evaluate("hash => { location.hash = hash; }", address)
         watched.settle()
@@ -142,7 +142,7 @@ def test_first_paint_is_quick(browser, folder: Path):
     example = Example(n_images=10_000, n_clusters=300, n_labels=10, thumbnail=32, per_sheet=512)
     watched = Watched(browser, write_page(folder, example, "large.html"))
     page = watched.page
-    page.wait_for_selector("canvas.thumbnail[data-painted]")
+    page.wait_for_selector("#section-clusters canvas.mosaic[data-painted]")
     took = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
     watched.check()
     watched.close()

@@ -23,6 +23,7 @@ from siammm.core import processes, ranks
 from siammm.core.errors import InputError, Stopped
 from siammm.core.folders import check_new_folder
 from siammm.core.progress import Bar
+from siammm.core.text import counted, shown
 from siammm.data.contents import holds_images
 from siammm.data.embedding_table import EmbeddingTable, Share
 from siammm.data.embeddings import read_embeddings, several_tables
@@ -103,12 +104,13 @@ def _cluster_images(config: ClusterConfig, output: Path, console: Console) -> No
     kept, seconds = output.with_name(f"{output.name}-unfinished"), dict[str, float]()
     try:
         with timed(seconds, "encode"):
-            embedded, encoder = _embedded(config, kept, console)
+            embedded, encoder = _embedded(config, output, kept, console)
         table = _as_embeddings(embedded.table, config.data)
         found = find_clusters(table, config, seconds)
         images = {
             "path": from_anywhere(config.data),
             "fingerprint": embedded.fingerprint,
+            "files": embedded.stamp,
             "encoder": encoder | {"digest": embedded.network},
             "set_aside": embedded.set_aside,
         }
@@ -120,16 +122,20 @@ def _cluster_images(config: ClusterConfig, output: Path, console: Console) -> No
         raise Stopped(f"interrupted; {kept_in}, and the same command goes on from there.", signal.SIGINT) from None
     try:
         if embedded.set_aside:
-            left_out = f"{len(embedded.set_aside):,} images could not be read and were left out"
-            console.print(f"{left_out}; {files.SUMMARY} lists them.", style="yellow")
+            were = "was" if len(embedded.set_aside) == 1 else "were"
+            left_out = f"{counted(len(embedded.set_aside), 'image')} could not be read and {were} left out"
+            console.print(f"{left_out}; {files.SUMMARY} says why.", style="yellow")
         show(found, output, console, of_images=True)
     finally:
         del found, table, embedded  # a file that is mapped cannot be removed everywhere
         forget(kept)
 
 
-def _embedded(config: ClusterConfig, kept: Path, console: Console) -> tuple[Embedded, dict[str, Any]]:
-    """The embeddings of the images, and what is to be known of the encoder."""
+def _embedded(config: ClusterConfig, output: Path, kept: Path, console: Console) -> tuple[Embedded, dict[str, Any]]:
+    """The embeddings of the images, and what is to be known of the encoder.
+
+    They are those of the result that is replaced, or of the usual one, if only other settings have changed.
+    """
     source = open_images(config.data, config.reading)
     check_before_encoding(config, len(source))
     with one_process("cluster", config.device) as device, Bar() as bar:
@@ -138,7 +144,11 @@ def _embedded(config: ClusterConfig, kept: Path, console: Console) -> tuple[Embe
         if model.warning is not None:
             console.print(escape(model.warning), style="yellow")
         console.print(f"[bold]siammm[/] encodes {len(source):,} images with {escape(model.name)} on {device}.")
-        found = embed_and_keep(model, source, kept, config.reading, device, progress=bar.show)
+        earlier = [output, default_output(config.data)]
+        found = embed_and_keep(model, source, kept, config.reading, device, earlier=earlier, progress=bar.show)
+        if found.earlier is not None:
+            of = escape(shown(found.earlier))
+            console.print(f"[dim]No image has changed since {of} was made: its embeddings are used again.[/]")
         # An earlier result lends the encoder that it was clustered with.
         lent = None if model.run is None or model.run.clustering is None else model.run.clustering.encoder
         return found, lent or model.record

@@ -46,9 +46,11 @@ def show(found: Found, output: Path, console: Console, *, of_images: bool = Fals
         )
     if mixture.n_components_ == 1 and merges is not None:
         console.print(
-            "[yellow]Nothing was found that stands apart; if you know how many kinds there are, add --n-groups "
-            "NUMBER.[/]"
+            "[yellow]Nothing was found that stands apart from the rest; if you know how many kinds there are, add "
+            "--n-groups NUMBER --overwrite, or look at the merge tree of the report.[/]"
         )
+    elif of_images and mixture.merge == "auto" and not found.groups.is_found:
+        console.print("[dim]No groups other than these were found: each cluster is a group.[/]")
     if not mixture.converged_:
         console.print("[yellow]EM did not converge within --max-iter steps; raise it for more stable clusters.[/]")
     if found.scores is not None:

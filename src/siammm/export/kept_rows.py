@@ -1,16 +1,21 @@
 """Embeddings of images that outlive an interruption: they are kept in a folder until the result is written.
 
-What is there is used again only if it is of the same images, by the same network, shown at the same size.
+What is there, or in an earlier result, is used again only if it is of the same images, by the same network, shown at
+the same size.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from siammm.core.files import unwritable, write_text
@@ -25,6 +30,9 @@ from siammm.runs.models import Model
 from siammm.runs.network_file import network_digest
 from siammm.settings.training import DataConfig
 
+# The column of the embeddings in the table of an earlier result, and how many of them are copied at once.
+_COLUMN, _ROWS_AT_ONCE = "embedding", 4096
+
 
 @dataclass(frozen=True, kw_only=True)
 class Embedded:
@@ -33,10 +41,14 @@ class Embedded:
     table: ImageTable
     fingerprint: str
     """Of the images."""
+    stamp: str
+    """Changes with the size or the time of any of their files, too."""
     network: str
     """The digest of the network that encoded them, and of how it was shown them."""
     set_aside: dict[str, str]
     """Images that could not be read, with the reason."""
+    earlier: Path | None
+    """The earlier result whose embeddings these are, if they were not made anew."""
 
 
 def embed_and_keep(
@@ -46,16 +58,22 @@ def embed_and_keep(
     reading: DataConfig,
     device: torch.device,
     *,
+    earlier: Sequence[Path] = (),
     progress: Progress = silent,
 ) -> Embedded:
-    """Encode all images, and keep in ``folder`` what is done; what an interrupted call has left there is used."""
+    """Encode all images, and keep in ``folder`` what is done; what an interrupted call has left there is used.
+
+    So are the embeddings of the first of these ``earlier`` results of ``siammm cluster`` that has them.
+    """
     progress("opening", 0, 0)
     fingerprint = source.fingerprint()
     network = network_digest(model.backbone if model.run is None else model.run.embedding_encoder, model.view)
     facts = {"format": 1, "images": fingerprint, "files": stamp(source), "network": network}
-    earlier = _read(folder / files.ROWS_FACTS)
-    goes_on = all(earlier.get(name) == value for name, value in facts.items())
-    known_bad = earlier.get("set_aside") if goes_on else None
+    kept = _read(folder / files.ROWS_FACTS)
+    goes_on, result = all(kept.get(name) == value for name, value in facts.items()), None
+    if not goes_on:
+        result, kept = next(((one, had) for one in earlier if (had := _facts_of(one, facts))), (None, {}))
+    known_bad = kept.get("set_aside")
     loader = image_loader(source, model.view, reading, device, known_bad=known_bad, progress=progress)
     try:
         try:
@@ -65,6 +83,8 @@ def embed_and_keep(
                 (folder / files.ROWS).unlink(missing_ok=True)
                 set_aside = dict(loader.set_aside.reasons)
                 write_text(folder / files.ROWS_FACTS, json.dumps(facts | {"set_aside": set_aside}))
+            if result is not None:
+                result = _copy_rows(result / files.IMAGES_TABLE, folder / files.ROWS, result)
             rows = model.features if model.run is None else model.run.embedding_rows
             found = encode_to_file(rows, loader, folder / files.ROWS, resume=True, progress=progress)
         except OSError as error:
@@ -72,7 +92,14 @@ def embed_and_keep(
         table, set_aside = image_table(loader, found), dict(loader.set_aside.reasons)
     finally:
         loader.close()
-    return Embedded(table=table, fingerprint=fingerprint, network=network, set_aside=set_aside)
+    return Embedded(
+        table=table,
+        fingerprint=fingerprint,
+        stamp=facts["files"],
+        network=network,
+        set_aside=set_aside,
+        earlier=result,
+    )
 
 
 def forget(folder: Path) -> None:
@@ -86,6 +113,30 @@ def forget(folder: Path) -> None:
 def rows_kept(folder: Path) -> bool:
     """Whether there are rows that the next call may use."""
     return (folder / files.ROWS).is_file()
+
+
+def _facts_of(result: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier result knows of its embeddings, if they are what these facts say; else nothing."""
+    given = _read(result / files.SUMMARY).get("input")
+    if not isinstance(given, dict) or not isinstance(given.get("encoder"), dict):
+        return {}
+    same = {"images": given.get("fingerprint"), "files": given.get("files"), "network": given["encoder"].get("digest")}
+    return given if same.items() <= facts.items() else {}
+
+
+def _copy_rows(table: Path, rows: Path, result: Path) -> Path | None:
+    """Write the embeddings of a table as those that are kept; returns the result, or None if they cannot be read."""
+    try:
+        with pq.ParquetFile(table) as stored, rows.open("wb") as file:
+            n, width = stored.metadata.num_rows, stored.schema_arrow.field(_COLUMN).type.list_size
+            np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (n, width)})
+            for batch in stored.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[_COLUMN]):
+                values = batch.column(0).flatten().to_numpy(zero_copy_only=False)
+                file.write(values.astype("<f4", copy=False).tobytes())
+    except (pa.ArrowException, KeyError, AttributeError, ValueError, OSError):
+        rows.unlink(missing_ok=True)  # they are made anew
+        return None
+    return result
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -53,6 +53,9 @@ _AXIS_STEPS = 8
 # Entries (sample, partner) processed at once.
 _ENTRIES = 2**15
 _GPU_ENTRIES = 2**20
+# Up to so many components, a CPU is quicker to multiply all samples by all of them than to gather the rows of the
+# pairs.
+_FEW_COMPONENTS = 1024
 
 
 @dataclass(frozen=True)
@@ -109,16 +112,17 @@ def evidence(samples: Samples, found: Members, pair_P2: Tensor, *, unit: bool) -
     for start, x_ND in samples.chunks(rows):
         piece = slice(start, start + x_ND.shape[0])
         first, second = found.first_N[piece], found.second_N[piece]
-        w_KD = centre_KD.to(x_ND)
-        own = _left_out(x_ND, w_KD, first, count_K.to(x_ND), resultant_K.to(x_ND), unit=unit)
-        stray = own < _similarity(x_ND, w_KD[second], unit=unit)
+        alike = _Similarities.of(x_ND, centre_KD.to(x_ND), unit=unit)
+        every = torch.arange(x_ND.shape[0], device=x_ND.device)
+        own = _left_out(alike.between(every, first), count_K.to(x_ND)[first], resultant_K.to(x_ND)[first], unit=unit)
+        stray = own < alike.between(every, second)
         strays_K += torch.bincount(first[stray], minlength=k).to(strays_K)
         # One entry for each sample and each pair its component is in.
         degree = local.degree_K[first]
-        sample = torch.arange(x_ND.shape[0], device=x_ND.device).repeat_interleave(degree)
+        sample = every.repeat_interleave(degree)
         before = (degree.cumsum(0) - degree).repeat_interleave(degree)
         entry = local.begin_K[first[sample]] + torch.arange(sample.shape[0], device=x_ND.device) - before
-        t = own[sample] - _similarity(x_ND[sample], w_KD[local.other_S[entry]], unit=unit)
+        t = own[sample] - alike.between(sample, local.other_S[entry])
         slot = local.slot_S[entry]
         t = torch.where(slot % 2 == 0, t, -t).to(moment_S3)
         moment_S3.index_add_(0, slot.to(moment_S3.device), torch.stack([torch.ones_like(t), t, t * t], dim=1))
@@ -236,25 +240,40 @@ class _DirectedPairs:
         return _DirectedPairs(*(t.to(device) for t in (self.degree_K, self.begin_K, self.other_S, self.slot_S)))
 
 
-def _similarity(x_ND: Tensor, centre_ND: Tensor, *, unit: bool) -> Tensor:
-    """Row by row: the cosine, or minus half the squared distance."""
-    return (x_ND * centre_ND).sum(dim=1) if unit else -0.5 * ((x_ND - centre_ND) ** 2).sum(dim=1)
+@dataclass(frozen=True)
+class _Similarities:
+    """The similarity of samples to components: the cosine, or minus half the squared distance."""
+
+    x_ND: Tensor
+    centre_KD: Tensor
+    unit: bool
+    cosine_NK: Tensor | None
+    """All of them, where that is quicker than to take the rows of each pair."""
+
+    @classmethod
+    def of(cls, x_ND: Tensor, centre_KD: Tensor, *, unit: bool) -> _Similarities:
+        has_all = unit and x_ND.device.type == "cpu" and centre_KD.shape[0] <= _FEW_COMPONENTS
+        return cls(x_ND, centre_KD, unit, x_ND @ centre_KD.T if has_all else None)
+
+    def between(self, sample_E: Tensor, component_E: Tensor) -> Tensor:
+        """Of each sample to the component beside it."""
+        if self.cosine_NK is not None:
+            return self.cosine_NK[sample_E, component_E]
+        x_ED, centre_ED = self.x_ND[sample_E], self.centre_KD[component_E]
+        return (x_ED * centre_ED).sum(dim=1) if self.unit else -0.5 * ((x_ED - centre_ED) ** 2).sum(dim=1)
 
 
-def _left_out(
-    x_ND: Tensor, centre_KD: Tensor, first_N: Tensor, count_K: Tensor, resultant_K: Tensor, *, unit: bool
-) -> Tensor:
+def _left_out(similarity_N: Tensor, count_N: Tensor, resultant_N: Tensor, *, unit: bool) -> Tensor:
     """Each sample's similarity to its own component without it; 0 where it is the only one.
 
-    For directions, with S the sum over the component: cos(x, S - x) = (x.S - 1) / |S - x|. Otherwise the distance from
-    the mean of the others is n / (n - 1) times that from the mean of all.
+    It is given that to its component with it. For directions, with S the sum over the component: cos(x, S - x) =
+    (x.S - 1) / |S - x|. Otherwise the distance from the mean of the others is n / (n - 1) times that from the mean of
+    all.
     """
-    count_N = count_K[first_N]
     if not unit:
-        scale_N = count_N / (count_N - 1).clamp_min(1e-3)
-        return _similarity(x_ND, centre_KD[first_N], unit=False) * scale_N**2
-    dot_N = _similarity(x_ND, centre_KD[first_N], unit=True) * resultant_K[first_N]
-    rest_N = (resultant_K[first_N] ** 2 - 2 * dot_N + 1).clamp_min(0).sqrt()
+        return similarity_N * (count_N / (count_N - 1).clamp_min(1e-3)) ** 2
+    dot_N = similarity_N * resultant_N
+    rest_N = (resultant_N**2 - 2 * dot_N + 1).clamp_min(0).sqrt()
     return torch.where(count_N > 1, (dot_N - 1) / rest_N.clamp_min(1e-6), torch.zeros_like(dot_N))
 
 

@@ -130,7 +130,8 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
     seen = None if settings.live or run.images.source is None else quality.quality(run, image_M, looks)
     n_aside = run.n_set_aside
     if n_aside:
-        notes.append(f"{n_aside:,} images could not be read when the run was made, and are not in it.")
+        are = "is" if n_aside == 1 else "are"
+        notes.append(f"{counted(n_aside, 'image')} could not be read when the run was made, and {are} not in it.")
     contents = Contents(
         format=FORMAT,
         title=f"{run.name}: {_counted_levels(run)} of {counted(run.n_images, 'image')}",
@@ -190,7 +191,7 @@ def _note_doubt(run: Run, notes: list[str]) -> None:
     middle = float(np.median(run.probability_N))
     if most > 1 and middle < _DOUBTFUL / most:
         notes.append(
-            f"The clusters hardly differ from each other: half of the images belong to theirs with a probability of at "
+            f"The clusters hardly differ from each other: half of the images belong to theirs with a share of at "
             f"most {middle:.2f}, where chance is {1 / most:.2f}; "
             + ("train longer, or on more images." if run.clustering is None else "cluster with another --encoder.")
         )

@@ -146,11 +146,13 @@ def how_found(run: Run) -> schema.HowFound:
         levels += "A cluster is shown with the group that most of its "
         levels += "images are in" + (f"; {elsewhere:.1%} of all images are in another one." if elsewhere else ".")
     elif not run.looked_for_groups:
-        levels = "There is one level: the version that made this run did not look for groups."
-    elif given.merge == "auto":
-        levels = "There is one level: no groups other than the clusters were found."
+        levels = "The version that made this run did not look for groups."
+    elif given.merge != "auto":
+        levels = "Groups are looked for only with --merge auto."
+    elif run.n_clusters == 1:
+        levels = "Nothing stands apart from the rest. The merge tree divides the images into any number of parts."
     else:
-        levels = "There is one level: groups are looked for only with --merge auto."
+        levels = "No groups other than the clusters were found: each cluster is a group."
     return schema.HowFound(number=number_of, levels=levels)
 
 

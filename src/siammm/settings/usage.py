@@ -27,6 +27,7 @@ def fault(command: str, kind: type, words: Sequence[str]) -> str | None:
         return None
     flags, positions = _flags_and_positions(kind)
     own: list[str] = []
+    given_flags: set[str] = set()
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -38,6 +39,7 @@ def fault(command: str, kind: type, words: Sequence[str]) -> str | None:
         wanted = flags.get(name, flags.get(name.removeprefix("no_")))
         if wanted is None or (wanted is not bool and name not in flags):
             return _unknown(command, flag, flags)
+        given_flags.add(name)
         if wanted is bool:
             continue
         several = get_origin(wanted) is tuple
@@ -47,7 +49,19 @@ def fault(command: str, kind: type, words: Sequence[str]) -> str | None:
         for value in values:
             if not _is_one(wanted, value):
                 return f"{flag} takes {_described(wanted)}, not {_shortened(value)}."
-    return _wrong_count(command, positions, own)
+    return _wrong_count(command, positions, own) or _missing(command, kind, given_flags)
+
+
+def _missing(command: str, kind: type, given: set[str]) -> str | None:
+    """What to say where a flag that has no default is not given."""
+    hints = get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        notes = get_args(hints[field.name])[1:] if get_origin(hints[field.name]) is Annotated else ()
+        if not has_default and _BY_POSITION not in notes and field.name not in given:
+            flag = f"--{field.name.replace('_', '-')}"
+            return f"siammm {command} also needs {flag}; siammm {command} --help says what it is."
+    return None
 
 
 def _flags_and_positions(kind: type) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -71,7 +71,7 @@ function clusterCard(index, width) {
   const size = plural(cluster.size, "image");
   const where = hasGroups ? `, ${visible(groupName(cluster.group))}` : "";
   const mixed = cluster.is_catch_all && span("badge mixed", "catch-all");
-  const facts = span("card-facts", `${size} \u00b7 \u03ba\u00a0${figure(cluster.concentration)}`, mixed);
+  const facts = span("card-facts", `${size} \u00b7 ${percent(cluster.size / run.n_images)}`, mixed);
   const odd = cluster.is_catch_all ? ", a catch-all" : "";
   const bar = hasLabels && cluster.label_counts.length > 0 && labelBar(cluster);
   const attributes = { "data-focus": true, "aria-label": `${clusterTitle(index)}, ${size}${where}${odd}` };
@@ -81,10 +81,18 @@ function clusterCard(index, width) {
 
 const cardHeight = (width) => 3 * stripHeight(width) + (hasLabels ? 70 : 58);
 
+/** The title of a page that begins with the clusters. */
+function foundHead(total) {
+  const title = `${plural(clusters.length, "cluster")} in ${plural(run.n_images, "image")}`;
+  const lead = el("p.lead", visible(contents.how_found.levels), " Open a cluster to see its images.");
+  return el("header.hero", el("h1", title), lead, total);
+}
+
 sections.set("clusters", {
   title: "Clusters",
   icon: "M4 4h7v7H4zM13 4h7v7h-7zM4 13h7v7H4zM13 13h7v7h-7z",
   build(root) {
+    const isFirst = sections.keys().next().value === "clusters";
     let [query, order] = [null, null];
     const hint = [hasGroups && "Group", hasLabels && "label", "image name or number"].filter(Boolean).join(", ");
     const search = searchBox(hint, 120, () => adjust({ q: search.value }, { replace: true }));
@@ -96,7 +104,7 @@ sections.set("clusters", {
     const grid = new VirtualGrid({ label: "Clusters", ...size, make: clusterCard });
     const empty = el("p.empty", { hidden: true }, "No cluster matches.");
     const controls = el("div.controls", field("Search", search, "grow"), field("Sort by", sort));
-    root.append(head("Clusters", total), controls, grid.element, empty);
+    root.append(isFirst ? foundHead(total) : head("Clusters", total), controls, grid.element, empty);
     themeWatchers.add(() => grid.rebuild());
     return (params) => {
       // An address may hold anything, also what every object has, such as "constructor".
@@ -108,12 +116,20 @@ sections.set("clusters", {
       sort.value = by;
       const shown = sortedClusters(by, matchingClusters(q));
       sections.get("clusters").shown = shown;
-      total.textContent = q ? `${count(shown.length)} of ${count(clusters.length)}` : count(clusters.length);
+      const all = isFirst ? "" : count(clusters.length); // the title says it
+      total.textContent = q ? `${count(shown.length)} of ${count(clusters.length)}` : all;
       empty.hidden = shown.length > 0;
       grid.setKeys(shown);
     };
   },
 });
+
+// What was found comes first: groups, or else the clusters, if there are several.
+if (!hasGroups && clusters.length > 1) {
+  const overview = sections.get("overview");
+  sections.delete("overview");
+  sections.set("overview", overview);
+}
 
 // ------------------------------------------------------------------------------------------------- one cluster
 

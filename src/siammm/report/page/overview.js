@@ -4,12 +4,16 @@
 const words = (name) => visible(name).replaceAll("_", " ").replace(/\bknn\b/g, "kNN");
 const clusterTitle = (index) => visible(`${clusterName(index)}${majorityWords(clusters[index])}`);
 
+/** The name of a folder or file, without the folders above it, which say nothing of the images. */
+const shortName = (path) => (/^(\/|[A-Za-z]:[\\/])/.test(path) && path.split(/[\\/]/).filter(Boolean).pop()) || path;
+
 function headline() {
-  const what = [named(run.method), " trained ", named(run.backbone), " on ", named(run.data)];
+  const data = shortName(run.data);
+  const what = [named(run.method), " trained ", named(run.backbone), " on ", named(data)];
   const size = ` at ${run.image_size}\u00a0px`;
   const trained = [...what, `${size} for ${plural(run.epochs, "epoch")}`, run.seconds && ` in ${duration(run.seconds)}`];
-  const encoded = [named(run.data), ", encoded by ", named(run.backbone), `${size}, clustered without training`];
-  const made = run.epochs ? trained : run.backbone ? encoded : [named(run.data), ", a table, clustered"];
+  const encoded = [named(data), ", encoded by ", named(run.backbone), `${size}, clustered without training`];
+  const made = run.epochs ? trained : run.backbone ? encoded : [named(data), ", a table, clustered"];
   const unlabelled = run.epochs ? ", without labels." : run.backbone ? " and without labels." : " without labels.";
   const lead = el("p.lead", ...made, hasLabels ? unlabelled : ".");
   const largest = sortedClusters("size", range(clusters.length)).slice(0, 24);
@@ -42,7 +46,7 @@ function mapPanel() {
     ys: known.map((row) => images.y[row]),
     colour: (i) => palette[groupOf(i)] ?? palette[-1],
     radius: clamp(90 / Math.sqrt(known.length), 1.3, 3.2),
-    padding: [18, 18, 18, 18],
+    padding: [18, 18, hasPictures ? 72 : 56, 18], // nothing is below the buttons
     label:
       `Map of ${count(known.length)} images. Arrow keys go from image to image, Enter opens its cluster, ` +
       "plus and minus change the scale.",

@@ -68,9 +68,9 @@ function remoteGrid(items, label) {
   return roving(grid);
 }
 
-function likelyCluster([index, probability]) {
-  const text = span("likely-text", cardLine(index, span("number", percent(probability, 1))), meter(probability));
-  const attributes = { "aria-label": `${clusterTitle(index)}: probability ${figure(probability)}` };
+function likelyCluster([index, share]) {
+  const text = span("likely-text", cardLine(index, span("number", percent(share, 1))), meter(share));
+  const attributes = { "aria-label": `${clusterTitle(index)}: share ${figure(share)}` };
   return el("li", clusterLink("likely", index, attributes, stripMosaic(clusters[index].central, 176), text));
 }
 
@@ -79,8 +79,8 @@ function searchResult(found, name, url) {
   const own = el("img.query", { src: url, alt: "The picture that was searched for" });
   const pixelated = () => own.classList.toggle("pixelated", Math.max(own.naturalWidth, own.naturalHeight) <= 40);
   own.addEventListener("load", pixelated);
-  const [index, probability] = found.clusters[0] ?? [DASH, NaN];
-  const facts = [fact("Cluster", index), fact("Probability", percent(probability, 1))];
+  const [index, share] = found.clusters[0] ?? [DASH, NaN];
+  const facts = [fact("Cluster", index), fact("Share of its cluster", percent(share, 1))];
   if (hasGroups && found.group in groups) facts.unshift(fact("Group", groupLink(found.group)));
   facts.push(fact("Outlier score", figure(found.outlier_score)));
   const likely = [el("h2", "Likely clusters"), el("ul.likelies", ...found.clusters.slice(0, 5).map(likelyCluster))];
