@@ -104,7 +104,8 @@ def tried(nursery: Nursery, whole: Path, seeds: Sequence[int]) -> Iterator[Outco
         n_done, last = 0, time.monotonic()
         while True:
             runs = worker.is_running()  # before the last look
-            lines = (work / _OUTCOMES).read_text().splitlines() if (work / _OUTCOMES).exists() else []
+            written = (work / _OUTCOMES).read_text() if (work / _OUTCOMES).exists() else ""
+            lines = written.split("\n")[:-1]  # whole ones: the last may be half written
             for line in lines[n_done:]:
                 yield Outcome(**json.loads(line))
             last = time.monotonic() if len(lines) > n_done else last
