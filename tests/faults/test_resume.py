@@ -18,6 +18,7 @@ from siammm.runs.run import Run
 from tests.distributed.launch import LOOPBACK
 from tests.faults import runs
 from tests.faults.conftest import Commands
+from tests.faults.killing import contents, differences
 from tests.nursery import Nursery
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -117,14 +118,23 @@ def test_a_run_of_two_processes_that_goes_on_in_one_says_so(stopped: Path, comma
 
 @pytest.mark.slow
 def test_torchrun_starts_a_killed_rank_again(tmp_path: Path) -> None:
+    """And the run ends with the bits of one that was left alone, down to its last checkpoint."""
     images, path = runs.new_images(tmp_path), tmp_path / "run"
     flags = ["train", str(images), *runs.SETTINGS, "--output", str(path), "--resume-if-exists", "--save-every", "0"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    process = subprocess.Popen(
-        [*torchrun, "--max-restarts", "2", "-m", "siammm", *flags, "--epochs", "8", "--label-key", ""],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=runs.environment() | {"GLOO_SOCKET_IFNAME": LOOPBACK},
-    )  # fmt: skip
+
+    def started() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*torchrun, "--max-restarts", "2", "-m", "siammm", *flags, "--epochs", "8", "--label-key", ""],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=runs.environment() | {"GLOO_SOCKET_IFNAME": LOOPBACK},
+        )  # fmt: skip
+
+    left_alone = started()
+    output, _ = left_alone.communicate(timeout=240)
+    assert left_alone.returncode == 0, output
+    path.rename(tmp_path / "alone")
+    process = started()
     try:
         deadline = time.monotonic() + 120
         while not (path / "checkpoints" / "previous.safetensors").exists():
@@ -139,3 +149,4 @@ def test_torchrun_starts_a_killed_rank_again(tmp_path: Path) -> None:
     assert process.returncode == 0, output
     assert [row["epoch"] for row in runs.metrics(path)] == list(range(1, 9))
     assert len(Run.open(path).ids) == runs.N_IMAGES
+    assert not differences(contents(tmp_path / "alone"), contents(path))

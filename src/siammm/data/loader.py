@@ -13,6 +13,7 @@ Legend:  N images, B images of a batch, S pixels of a view's side.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -392,7 +394,9 @@ def _in_one_sentence(batches: Iterable[Any]) -> Iterator[Any]:
     while True:
         try:
             with _deaths.heard():
-                iterator = iterator or iter(batches)
+                if iterator is None:
+                    iterator = iter(batches)
+                    _readers.update(getattr(iterator, "_workers", ()))
                 batch = next(iterator)
         except StopIteration:
             return
@@ -482,3 +486,19 @@ def _prepared_worker(worker: int) -> None:
     torch.set_num_threads(1)
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
+
+
+# Worker processes that this process has started. One that it was forked from has others.
+_readers: WeakSet[Any] = WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_readers.clear)
+
+
+@atexit.register
+def _end_readers() -> None:
+    """What still reads when the program ends, because an error holds on to it, ends with it.
+
+    multiprocessing would ask by the signal that workers ignore, and wait for ever.
+    """
+    for reader in _readers:
+        reader.kill()
