@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from siammm.learn import checkpoint
 from siammm.runs.run import Run
 from tests.distributed.launch import LOOPBACK
 from tests.faults import runs
@@ -31,6 +33,30 @@ def test_a_damaged_checkpoint_is_named(stopped: Path, command: Commands) -> None
     printed = command.done("train", "images", "--resume", "run", *runs.little_more(stopped))
     assert "run/checkpoints/last.safetensors is not a checkpoint of siammm, or it is damaged. It is skipped" in printed
     assert "the run goes on from previous.safetensors, after" in printed
+
+
+def test_a_damaged_checkpoint_does_not_take_the_place_of_the_one_before(stopped: Path, command: Commands) -> None:
+    """Which is still there after the next save, the only one of this run."""
+    last, previous = (stopped / "checkpoints" / f"{name}.safetensors" for name in ("last", "previous"))
+    good = last.read_bytes()
+    previous.write_bytes(good)
+    last.write_bytes(good[:-1000] + bytes(1000))
+    command.done("train", "images", "--resume", "run", *runs.little_more(stopped))
+    assert previous.read_bytes() == good
+    assert checkpoint.load(last.parent).path == last
+
+
+def test_a_rate_that_is_far_too_high(stopped: Path, command: Commands) -> None:
+    """It is said where the loss was no longer finite, and the run can go on from before."""
+    last = stopped / "checkpoints" / "last.safetensors"
+    before = last.read_bytes()
+    again = ["train", "--resume", "run", *runs.little_more(stopped)]
+    said = command.refused(*again, "--learning-rate", "1e18", silent=False)
+    assert re.search(
+        r"no longer finite in update \d+ of epoch \d+ \(60 images: class\d+/\d+\.png, .+lower --learning-rate", said
+    )
+    assert last.read_bytes() == before
+    command.done(*again, "--learning-rate", "0.1")
 
 
 def test_a_checkpoint_of_a_newer_version_is_refused(stopped: Path, command: Commands) -> None:
