@@ -152,7 +152,8 @@ def _one(seed: int, whole: Path, folder: Path) -> Outcome:
     finally:
         shutil.rmtree(folder)
     if problem is not None:
-        problem = f"seed {seed} ({kind}, {what}): siammm {shlex.join(arguments)}: {problem}"
+        command = shlex.join(arguments).replace(f"{whole.parent}/", "")  # a record names no folder of the machine
+        problem = f"seed {seed} ({kind}, {what}): siammm {command}: {problem}"
     return Outcome(kind, what, code, peak, problem)
 
 
