@@ -31,8 +31,8 @@ demo: $(RUNS)  ## cluster scikit-learn's digits and show what was found
 test: $(INSTALLED)  ## the default suite: no GPU, no network, under ten minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist worksteal
 
-test-slow: $(INSTALLED)  ## everything that runs without a GPU
-	$(BIN)/python -m pytest -m 'not gpu'
+test-slow: $(INSTALLED)  ## everything that runs without a GPU, in the same way
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu' -n 2 --dist worksteal
 
 # Also runs from a bare checkout on a GPU machine where nothing can be installed: files test_*_gpu.py import little.
 # Several files at a time, the largest first: most of the time is compiling, on the CPU.

@@ -8,6 +8,9 @@ without merging, and with three steps of EM after the start. Its memory is the k
 (VmHWM), which counts the pages of the mapped copy that a large table is read from, and the largest part of it that was
 the process's own (RssAnon, looked at every 20 ms). A table of up to 2 GiB in float32 is in memory, a larger one is
 copied to a file and mapped.
+
+With ``--sizes 1`` it runs on all files only. With ``--data 6`` the system gives the process no more than 6 GiB of
+memory of its own, used or not (RLIMIT_DATA).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -32,21 +36,32 @@ ROWS_OF_A_FILE, DIRECTIONS = 250_000, 1000
 
 
 def main() -> None:
-    numbers = {"largest": 2_000_000, "dimensions": 256, "components": 1000, "iterations": 3, "threads": 1}
+    numbers = {
+        "largest": 2_000_000,
+        "dimensions": 256,
+        "components": 1000,
+        "iterations": 3,
+        "threads": 1,
+        "sizes": 4,
+        "data": 0,
+    }
     args = record.arguments(__doc__, **numbers).parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         n_files = max(1, args.largest // ROWS_OF_A_FILE)
         write_tables(folder, n_files, args.dimensions)
-        sizes = sorted({max(1, n_files // share) for share in (8, 4, 2, 1)})
+        sizes = sorted({max(1, n_files // 2**halved) for halved in range(args.sizes)})
         found = [(n * ROWS_OF_A_FILE, *measured(folder, n, args)) for n in sizes]
     rows = [
         [f"{n:,}", f"{clock:.0f} s", f"{cpu:.0f} s", *(gib(one) for one in memory)] for n, clock, cpu, *memory in found
     ]
+    limit = (
+        f"\n\nThe process could have {args.data} GiB of memory of its own at most (RLIMIT_DATA)." if args.data else ""
+    )
     path = record.write(
         "cluster-shards",
         "A large table in Parquet files",
-        f"{record.table(HEADER, rows)}\n\n{slopes(found)}",
+        f"{record.table(HEADER, rows)}{limit}\n\n{slopes(found) if len(found) > 1 else ''}",
         seeds="0",
         n=f"up to {found[-1][0]:,} rows of {args.dimensions} dimensions in float16, {args.components:,} components, "
         f"{args.iterations} steps of EM, {args.threads} threads, one process, {os.cpu_count()} cores",
@@ -78,6 +93,8 @@ def measured(folder: Path, n_files: int, args: argparse.Namespace) -> tuple[floa
     environment = os.environ | {"OMP_NUM_THREADS": str(args.threads), "PYTHONPATH": str(_source())}
     start = time.perf_counter()
     running = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+    if args.data:
+        resource.prlimit(running.pid, resource.RLIMIT_DATA, (args.data * 2**30, args.data * 2**30))
     own, peak = 0, 0
     while True:
         status = Path(f"/proc/{running.pid}/status").read_text()

@@ -104,7 +104,8 @@ def tried(nursery: Nursery, whole: Path, seeds: Sequence[int]) -> Iterator[Outco
         n_done, last = 0, time.monotonic()
         while True:
             runs = worker.is_running()  # before the last look
-            lines = (work / _OUTCOMES).read_text().splitlines() if (work / _OUTCOMES).exists() else []
+            written = (work / _OUTCOMES).read_text() if (work / _OUTCOMES).exists() else ""
+            lines = written.split("\n")[:-1]  # whole ones: the last may be half written
             for line in lines[n_done:]:
                 yield Outcome(**json.loads(line))
             last = time.monotonic() if len(lines) > n_done else last
@@ -151,7 +152,8 @@ def _one(seed: int, whole: Path, folder: Path) -> Outcome:
     finally:
         shutil.rmtree(folder)
     if problem is not None:
-        problem = f"seed {seed} ({kind}, {what}): siammm {shlex.join(arguments)}: {problem}"
+        command = shlex.join(arguments).replace(f"{whole.parent}/", "")  # a record names no folder of the machine
+        problem = f"seed {seed} ({kind}, {what}): siammm {command}: {problem}"
     return Outcome(kind, what, code, peak, problem)
 
 
@@ -198,7 +200,7 @@ def _judged(code: int, err: str, out: str, peak: int, new: set[str]) -> str | No
         return f"exit code {code}: {err[-1500:]}"
     if "Traceback" in err + out:
         return f"a traceback: {(err + out)[-1500:]}"
-    if code == 2 and not (re.match(r"siammm: .+\.$", last) or "─" in last):  # or tyro's box of what cannot be parsed
+    if code == 2 and not (re.match(r"siammm: .+[.?]$", last) or "─" in last):  # or tyro's box of what cannot be parsed
         return f"no sentence at the end: {err[-800:]}"
     if code == 2 and last.startswith("siammm: ") and len(err.splitlines()) > 1:
         return f"more than a sentence: {err[-800:]}"
@@ -427,7 +429,9 @@ def _flags(whole: Path, folder: Path, draw: random.Random) -> Case:
         arguments.append(flag)
         if draw.randrange(12):
             large = ["100000", "1000000"] if flag in _LARGE else []
-            arguments.append(draw.choice([*_VALUES, *large]))
+            value = draw.choice([*_VALUES, *large])
+            # Images of 1,000 pixels take the memory that is asked for, some 5 GiB; larger ones have no room.
+            arguments.append("1_00" if value == "1_000" and flag in ("--image-size", "--view-size") else value)
     arguments += _LAST.get(command, [])
     if "--output" not in arguments and command not in ("explore", "sort", "compare", "bench", "demo"):
         arguments += ["--output", "new.parquet" if command == "embed" else "new"]

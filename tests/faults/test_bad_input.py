@@ -8,8 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from tests.commands import TINY
+from tests.data.image_sets import encoded, example_images
 from tests.faults.conftest import Commands
 from tests.nursery import Nursery
 
@@ -70,6 +74,28 @@ def test_bad_input(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     before = contents(tmp_path)
     assert words in command.refused("cluster", "t.npy", *flags)
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "damaged"), [("cluster", "id"), ("cluster", "label"), ("audit", "label"), ("train", "label")]
+)
+def test_text_whose_bytes_are_none(name: str, damaged: str, tmp_path: Path, command: Commands) -> None:
+    """Arrow writes and reads it as it is, and only fails where it is used."""
+    sound = pa.array([f"é{at % 2}" for at in range(len(X))])
+    offsets, data = sound.buffers()[1:]
+    assert data is not None
+    spoilt = pa.StringArray.from_buffers(len(sound), offsets, pa.py_buffer(b"\xff" + data.to_pybytes()[1:]))
+    images = [{"bytes": encoded(image, "png"), "path": ""} for image in example_images(len(X)).images]
+    columns = {"image": pa.array(images)} if name == "train" else {"embedding": pa.array(list(X))}
+    columns |= {"id": pa.array(map(str, range(len(X)))), "label": sound} | {damaged: spoilt}
+    table = tmp_path / "t.parquet"
+    pq.write_table(pa.table(columns), table)
+    output = tmp_path / "out"
+    more = TINY if name == "train" else ()
+    said = command.refused(name, table, *more, "--output", output)
+    assert "is not a whole Parquet file" in said
+    assert "UTF8" in said
+    assert not output.exists()
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t", "t.pt", "t.npy.gz"])

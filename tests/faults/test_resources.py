@@ -127,8 +127,33 @@ def test_a_reader_that_dies_at_the_end_of_an_epoch(nursery: Nursery, tmp_path: P
     found = [contents(tmp_path / name) for name in ("whole", "run")]
     for one in found:  # the settings name another output
         one["encoder.safetensors"].pop("header")
-    # The checkpoint also has the state of the generator from which workers are started, which is one start further.
-    assert set(differences(*found)) <= {"config.json", "checkpoints/last.safetensors"}
+    assert set(differences(*found)) <= {"config.json"}
+
+
+def test_an_image_that_goes_away_while_it_is_trained_on(nursery: Nursery, tmp_path: Path) -> None:
+    """It is named, and the command ends although a process still reads."""
+    write_folder(tmp_path, example_images(24, size=(8, 8)))
+    arguments = ["train", "images", *TINY, "--output", "run", "--loader", "streaming", "--workers", "1"]
+    command = nursery.start([*arguments, "--epochs", "10000"], cwd=tmp_path)
+    while not (tmp_path / "run" / files.METRICS).exists():
+        assert command.is_running(), command.err
+    next((tmp_path / "images").rglob("*.png")).write_bytes(b"")
+    assert command.wait(60) == 2, command.err
+    sentence = " ".join(command.err.split())
+    assert "could be read when training began, but no longer" in sentence
+    assert "Traceback" not in sentence
+
+
+def test_a_program_that_is_interrupted_ends(nursery: Nursery, tmp_path: Path) -> None:
+    """Although a process still reads, which ignores what the program is told to end by."""
+    write_folder(tmp_path, example_images(24, size=(8, 8)))
+    program = nursery.start_program(Path(__file__).with_name("fit_images.py"), ["images"], cwd=tmp_path)
+    while not children(program.pid):
+        assert program.is_running(), program.err
+    time.sleep(0.5)
+    program.signal(signal.SIGINT)
+    assert program.wait(60) == 1
+    assert program.err.rstrip().endswith("KeyboardInterrupt")
 
 
 def test_a_program_still_hears_of_its_own_children(nursery: Nursery, tmp_path: Path) -> None:

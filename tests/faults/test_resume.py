@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,10 +15,12 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from siammm.learn import checkpoint
 from siammm.runs.run import Run
 from tests.distributed.launch import LOOPBACK
 from tests.faults import runs
 from tests.faults.conftest import Commands
+from tests.faults.killing import contents, differences
 from tests.nursery import Nursery
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -30,6 +33,30 @@ def test_a_damaged_checkpoint_is_named(stopped: Path, command: Commands) -> None
     printed = command.done("train", "images", "--resume", "run", *runs.little_more(stopped))
     assert "run/checkpoints/last.safetensors is not a checkpoint of siammm, or it is damaged. It is skipped" in printed
     assert "the run goes on from previous.safetensors, after" in printed
+
+
+def test_a_damaged_checkpoint_does_not_take_the_place_of_the_one_before(stopped: Path, command: Commands) -> None:
+    """Which is still there after the next save, the only one of this run."""
+    last, previous = (stopped / "checkpoints" / f"{name}.safetensors" for name in ("last", "previous"))
+    good = last.read_bytes()
+    previous.write_bytes(good)
+    last.write_bytes(good[:-1000] + bytes(1000))
+    command.done("train", "images", "--resume", "run", *runs.little_more(stopped))
+    assert previous.read_bytes() == good
+    assert checkpoint.load(last.parent).path == last
+
+
+def test_a_rate_that_is_far_too_high(stopped: Path, command: Commands) -> None:
+    """It is said where the loss was no longer finite, and the run can go on from before."""
+    last = stopped / "checkpoints" / "last.safetensors"
+    before = last.read_bytes()
+    again = ["train", "--resume", "run", *runs.little_more(stopped)]
+    said = command.refused(*again, "--learning-rate", "1e18", silent=False)
+    assert re.search(
+        r"no longer finite in update \d+ of epoch \d+ \(60 images: class\d+/\d+\.png, .+lower --learning-rate", said
+    )
+    assert last.read_bytes() == before
+    command.done(*again, "--learning-rate", "0.1")
 
 
 def test_a_checkpoint_of_a_newer_version_is_refused(stopped: Path, command: Commands) -> None:
@@ -117,14 +144,23 @@ def test_a_run_of_two_processes_that_goes_on_in_one_says_so(stopped: Path, comma
 
 @pytest.mark.slow
 def test_torchrun_starts_a_killed_rank_again(tmp_path: Path) -> None:
+    """And the run ends with the bits of one that was left alone, down to its last checkpoint."""
     images, path = runs.new_images(tmp_path), tmp_path / "run"
     flags = ["train", str(images), *runs.SETTINGS, "--output", str(path), "--resume-if-exists", "--save-every", "0"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    process = subprocess.Popen(
-        [*torchrun, "--max-restarts", "2", "-m", "siammm", *flags, "--epochs", "8", "--label-key", ""],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=runs.environment() | {"GLOO_SOCKET_IFNAME": LOOPBACK},
-    )  # fmt: skip
+
+    def started() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*torchrun, "--max-restarts", "2", "-m", "siammm", *flags, "--epochs", "8", "--label-key", ""],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=runs.environment() | {"GLOO_SOCKET_IFNAME": LOOPBACK},
+        )  # fmt: skip
+
+    left_alone = started()
+    output, _ = left_alone.communicate(timeout=240)
+    assert left_alone.returncode == 0, output
+    path.rename(tmp_path / "alone")
+    process = started()
     try:
         deadline = time.monotonic() + 120
         while not (path / "checkpoints" / "previous.safetensors").exists():
@@ -139,3 +175,4 @@ def test_torchrun_starts_a_killed_rank_again(tmp_path: Path) -> None:
     assert process.returncode == 0, output
     assert [row["epoch"] for row in runs.metrics(path)] == list(range(1, 9))
     assert len(Run.open(path).ids) == runs.N_IMAGES
+    assert not differences(contents(tmp_path / "alone"), contents(path))

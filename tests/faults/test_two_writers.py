@@ -152,7 +152,8 @@ def test_a_run_that_appears_while_the_lock_is_waited_for(nursery: Nursery, stopp
 
 _RACE = """
 import json, os, random, sys, time
-import siammm.commands.train
+import siammm.commands.train  # before the forks, so that both start at once
+from siammm.cli import main
 
 generator, path, arguments = random.Random(0), sys.argv[2], sys.argv[3:]
 found = []

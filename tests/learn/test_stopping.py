@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from siammm.core.errors import InputError
 from siammm.data.sources import open_source
-from siammm.learn import checkpoint
+from siammm.learn import checkpoint, networks
+from siammm.learn.backbones import ConvSmall
 from siammm.learn.loop import Training
 from siammm.learn.observers import Silent
 from siammm.learn.schedule import learning_rate
@@ -21,6 +24,7 @@ from tests.learn.small_runs import (
     check_same_bits,
     check_same_run,
     everything,
+    losses_of,
     measured,
     prepared,
     resumed,
@@ -120,6 +124,34 @@ def test_a_run_may_be_stopped_after_every_single_update(tmp_path: Path) -> None:
     ours, theirs = (checkpoint.load(tmp_path / name / "checkpoints") for name in ("parts", "whole"))
     check_same_bits(ours[0], theirs[0])
     assert {**ours[1], "seconds": 0} == {**theirs[1], "seconds": 0}
+
+
+class Skipping(ConvSmall):
+    """A network that draws numbers of its own, as some of timm do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
+def test_what_a_network_draws_by_itself_is_by_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although torch seeds its generator differently in every process; that of the program stays as it is."""
+    monkeypatch.setattr(networks, "ConvSmall", Skipping)
+    config = small_config()
+    plain = run_through(prepared(config))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        before = torch.get_rng_state()
+        whole = run_through(prepared(config, folder=tmp_path / "whole"))
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.manual_seed(2)
+        stopped(prepared(config, folder=tmp_path / "parts"), STEPS + 2)
+        torch.manual_seed(3)
+        check_same_run(run_through(resumed(config, tmp_path / "parts")), whole)
+    check_same_run(plain, whole)
+    ours, theirs = (checkpoint.load(tmp_path / name / "checkpoints") for name in ("parts", "whole"))
+    check_same_bits(ours.tensors, theirs.tensors)
+    monkeypatch.undo()
+    assert losses_of(run_through(prepared(config))) != losses_of(whole)
 
 
 def test_a_run_that_is_over_only_finishes_again(tmp_path: Path) -> None:

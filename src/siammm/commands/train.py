@@ -45,7 +45,8 @@ def train(config: TrainConfig) -> None:
     if config.resume_if_exists and (config.resume is not None or config.overwrite):
         other = "--overwrite" if config.overwrite else "--resume"
         raise InputError(f"--resume-if-exists and {other} contradict each other; leave one of them out.")
-    with processes.setup(config.run.device) as context, contextlib.ExitStack() as stack:
+    together = processes.setup(config.run.device)
+    with together as context, ranks.ended_together(), contextlib.ExitStack() as stack:
         config = _from_any_folder(config)
         console = Console(highlight=False)
         if config.resume_if_exists:

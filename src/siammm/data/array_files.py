@@ -195,6 +195,7 @@ def parquet_columns(file: Any, columns: Sequence[str], path: Path, *, groups: Se
     batches = file.iter_batches(rows, columns=list(columns), row_groups=groups, use_threads=False)
     budget, parts = free_memory(), list[Any]()
     for batch in batches:
+        batch.validate(full=True)  # text whose bytes are none is noticed here, not where it is first used
         parts.append(batch)
         budget -= batch.nbytes
         if budget < 0:

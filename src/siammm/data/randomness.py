@@ -12,6 +12,8 @@ are joined by exclusive or, not by sums and products: the compiler would fold th
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -55,6 +57,28 @@ def permutation(seed: int, epoch: int, n: int) -> Tensor:
     """
     key_N = _hash(seed, epoch, torch.arange(n), _ORDER_STREAM, 1)[:, 0]
     return key_N.argsort(stable=True)
+
+
+def seed_torch(seed: int, number: int, rank: int, device: torch.device) -> None:
+    """Seed the generator that networks draw from by themselves, before update ``number`` on a rank.
+
+    Some do, such as a Swin transformer, which skips blocks at random. torch seeds it differently in every process.
+    """
+    word = _mixed_int(_mixed_int(_mixed_int(seed + _GOLDEN) ^ number) ^ rank)
+    if device.type == "mps":
+        torch.mps.manual_seed(word)
+    elif device.type == "cuda":  # of this device alone: ``torch.manual_seed`` is for all
+        number_of_device = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[number_of_device].manual_seed(word)
+    else:
+        torch.default_generator.manual_seed(word)
+
+
+@contextmanager
+def torch_as_it_was(device: torch.device) -> Iterator[None]:
+    """Give torch's generators back as they were when the block ends: they are those of the whole program."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
 
 
 def _hash(seed: int, epoch: int | Tensor, index_N: Tensor, stream: int, count: int) -> Tensor:

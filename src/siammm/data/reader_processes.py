@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -34,7 +37,9 @@ def in_one_sentence(batches: Iterable[Any]) -> Iterator[Any]:
     while True:
         try:
             with _deaths.heard():
-                iterator = iterator or iter(batches)
+                if iterator is None:
+                    iterator = iter(batches)
+                    _readers.update(getattr(iterator, "_workers", ()))
                 batch = next(iterator)
         except StopIteration:
             return
@@ -113,3 +118,19 @@ def _is_torchs(handler: Any) -> bool:
 
 
 _deaths = _Deaths()
+
+
+# Worker processes that this process has started. One that it was forked from has others.
+_readers: WeakSet[Any] = WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_readers.clear)
+
+
+@atexit.register
+def _end_readers() -> None:
+    """What still reads when the program ends, because an error holds on to it, ends with it.
+
+    multiprocessing would ask by the signal that workers ignore, and wait for ever.
+    """
+    for reader in _readers:
+        reader.kill()

@@ -27,6 +27,7 @@ def fill_bank(training: Training) -> None:
     # Shuffled, because a folder comes class by class; the last batch is filled up with images from the start.
     every = randomness.permutation(training.config.run.random_state, never, training.loader.n_images)
     every = torch.cat([every, every[: -len(every) % training.batch_size]])
+    randomness.seed_torch(training.config.run.random_state, -1, ranks.rank(), training.device)  # before update 0
     encoder = training.network.momentum_encoder or training.network.encoder
     with _frozen_statistics(training.network):
         batches = training.split(every)

@@ -138,7 +138,7 @@ class Training:
     def run(self) -> Trained:
         """Train from where the run is to its end."""
         self.listener.began(self)
-        with few_threads(self.device):
+        with few_threads(self.device), randomness.torch_as_it_was(self.device):
             if self.epoch == 0 and self.step_in_epoch == 0:
                 fill_bank(self)
             while self.epoch < self.config.optimisation.epochs:
@@ -175,6 +175,7 @@ class Training:
         """Do update ``number`` of the run; on a GPU through ``AcceleratedUpdate``, which captures ``update``."""
         self.schedule.set(number)
         config = self.config
+        randomness.seed_torch(config.run.random_state, number, ranks.rank(), self.device)
         negatives = draw_negatives(config.objective, self.clusterings, config.run.random_state, number, self.device)
         if self.accelerated is None:
             self.update(batch, stage, negatives)

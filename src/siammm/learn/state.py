@@ -39,7 +39,6 @@ def save(training: Training) -> None:
         **clustering_tensors(training),
         **({} if training.grouping is None else checkpoint.with_prefix("grouping", training.grouping.as_tensors())),
         "totals": training.tally.totals,
-        "random": torch.get_rng_state(),
         "ids": _as_tensor(training.loader.identifiers()),
     }
     facts = {
@@ -103,7 +102,6 @@ def restore(training: Training, tensors: dict[str, Tensor], facts: dict[str, Any
     for view, stored in zip(training.bank.view_2ND, (tensors["bank/1"], tensors["bank/2"]), strict=True):
         view[:-1].copy_(stored[first:last])
     training.tally.totals.copy_(tensors["totals"])
-    torch.set_rng_state(tensors["random"])
     training.epoch, training.step_in_epoch = int(facts["epoch"]), int(facts["step_in_epoch"])
     training.seconds, training.log_likelihood = float(facts["seconds"]), float(facts["log_likelihood"])
     same_updates = facts.get("steps_per_epoch", training.steps_per_epoch) == training.steps_per_epoch

@@ -23,6 +23,7 @@ def read_assignments(path: Path, n_clusters: int, *, ids_are_text: bool, again: 
     """Read and check the table; ``again`` is what to do if it cannot be read, such as "train again"."""
     try:
         table = pq.read_table(path)
+        table.validate(full=True)
         cluster_N = table.column("cluster").cast(pa.int64()).to_numpy()
         if "id" not in table.column_names:
             raise ValueError("it has no ids")
