@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,7 +17,9 @@ def steps(target: str, folder: Path) -> str:
         pytest.skip("make is not installed")
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
-    done = subprocess.run([make, "-n", target], cwd=folder, capture_output=True, text=True, check=True)
+    # As if the tests were not themselves started by make.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run([make, "-n", target], cwd=folder, env=environment, capture_output=True, text=True, check=True)
     return done.stdout
 
 

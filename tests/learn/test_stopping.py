@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from siammm.core.errors import InputError
 from siammm.data.sources import open_source
-from siammm.learn import checkpoint, networks
+from siammm.learn import backbones, checkpoint
 from siammm.learn.backbones import ConvSmall
 from siammm.learn.loop import Training
 from siammm.learn.observers import Silent
@@ -135,7 +135,7 @@ class Skipping(ConvSmall):
 
 def test_what_a_network_draws_by_itself_is_by_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although torch seeds its generator differently in every process; that of the program stays as it is."""
-    monkeypatch.setattr(networks, "ConvSmall", Skipping)
+    monkeypatch.setattr(backbones, "ConvSmall", Skipping)
     config = small_config()
     plain = run_through(prepared(config))
     with torch.random.fork_rng(devices=[]):
