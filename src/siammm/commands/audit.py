@@ -21,7 +21,7 @@ from siammm.commands.process import one_process
 from siammm.core.checks import check_at_least, check_number
 from siammm.core.folders import check_new_folder, new_folder
 from siammm.core.progress import Bar
-from siammm.core.text import shown
+from siammm.core.text import left_out, shown
 from siammm.settings.commands import AuditConfig
 
 SUSPECTS, SUMMARY = "suspects.parquet", "summary.json"
@@ -102,7 +102,7 @@ def show(
     if found.n_unlabelled:
         console.print(f"{found.n_unlabelled:,} images without a label were left out.", style="yellow")
     if images.n_unreadable:
-        console.print(f"{images.n_unreadable:,} images could not be read and were left out.", style="yellow")
+        console.print(f"{left_out(images.n_unreadable)}.", style="yellow")
     if planted is not None:
         console.print(
             f"Of {planted.count:,} labels that were made wrong, {planted.found:,} ({planted.precision:.1%}) are among "

@@ -23,7 +23,7 @@ from siammm.core import processes, ranks
 from siammm.core.errors import InputError, Stopped
 from siammm.core.folders import check_new_folder
 from siammm.core.progress import Bar
-from siammm.core.text import counted, shown
+from siammm.core.text import left_out, shown
 from siammm.data.contents import holds_images
 from siammm.data.embedding_table import EmbeddingTable, Share
 from siammm.data.embeddings import read_embeddings, several_tables
@@ -122,9 +122,7 @@ def _cluster_images(config: ClusterConfig, output: Path, console: Console) -> No
         raise Stopped(f"interrupted; {kept_in}, and the same command goes on from there.", signal.SIGINT) from None
     try:
         if embedded.set_aside:
-            were = "was" if len(embedded.set_aside) == 1 else "were"
-            left_out = f"{counted(len(embedded.set_aside), 'image')} could not be read and {were} left out"
-            console.print(f"{left_out}; {files.SUMMARY} says why.", style="yellow")
+            console.print(f"{left_out(len(embedded.set_aside))}; {files.SUMMARY} says why.", style="yellow")
         show(found, output, console, of_images=True)
     finally:
         del found, table, embedded  # a file that is mapped cannot be removed everywhere

@@ -15,7 +15,7 @@ from siammm.commands.process import one_process
 from siammm.core.errors import InputError
 from siammm.core.files import check_new_file, new_file
 from siammm.core.progress import Bar
-from siammm.core.text import printable, shown
+from siammm.core.text import left_out, printable, shown
 from siammm.data.contents import is_data
 from siammm.data.embeddings import SUFFIXES
 from siammm.export.rows import encode_to_file
@@ -76,7 +76,7 @@ def _embed(config: EmbedConfig, output: Path, device: torch.device, console: Con
         finally:
             loader.close()
     if loader.set_aside:
-        console.print(f"{len(loader.set_aside):,} images could not be read and were left out.", style="yellow")
+        console.print(f"{left_out(len(loader.set_aside))}.", style="yellow")
     clusters = ""
     if not plain and model.mixture is not None:
         groups = model.mixture.groups_

@@ -13,6 +13,7 @@ from siammm.commands.next_steps import next_steps
 from siammm.commands.process import one_process
 from siammm.core.folders import check_new_folder, new_folder
 from siammm.core.progress import Bar
+from siammm.core.text import left_out
 from siammm.evaluate import measure
 from siammm.evaluate.protocols import Protocol
 from siammm.evaluate.subject import TableSubject, open_subject
@@ -79,7 +80,7 @@ def show(found: Evaluation, console: Console) -> None:
     """Print the figures, and the recipe of each protocol."""
     n_bad = sum(len(reasons) for reasons in found.data.get("set_aside", {}).values())
     if n_bad:
-        console.print(f"{n_bad:,} images could not be read and were left out.", style="yellow")
+        console.print(f"{left_out(n_bad)}.", style="yellow")
     several = any(figure.deviation is not None for result in found.results for figure in result.figures.values())
     over = f", mean and deviation over {len(found.seeds)} seeds" if several else ""
     table = Table(title=f"{escape(str(found.subject['name']))}{over}", title_justify="left")

@@ -15,6 +15,7 @@ from siammm.commands.process import one_process
 from siammm.core.errors import InputError, SiamMMError
 from siammm.core.folders import check_new_folder, new_folder
 from siammm.core.progress import Bar
+from siammm.core.text import left_out
 from siammm.data.loader import Loader
 from siammm.export import hub
 from siammm.export.encoder import kept_card, write_card, write_encoder
@@ -139,7 +140,7 @@ class _Exporting:
         finally:
             loader.close()
         if loader.set_aside:
-            lines.append(f"[yellow]{len(loader.set_aside):,} images could not be read and were left out.[/]")
+            lines.append(f"[yellow]{left_out(len(loader.set_aside))}.[/]")
         if data is None and run.fingerprint is not None and loader.source.fingerprint() != run.fingerprint:
             name = escape(loader.source.name)
             lines.append(f"[yellow]The images in {name} have changed since the run was trained.[/]")

@@ -86,7 +86,9 @@ def show(training: Training, trained: Trained, output: Path, console: Console) -
     """Print what was found."""
     aside = len(training.loader.set_aside)
     if aside:
-        console.print(f"{aside:,} images could not be read: {escape(str(output / files.SET_ASIDE))}", style="yellow")
+        console.print(
+            f"{counted(aside, 'image')} could not be read: {escape(str(output / files.SET_ASIDE))}", style="yellow"
+        )
     measured = metrics_line(trained.metrics[-1]) if trained.metrics else ""
     console.print(f"Trained in {_duration(training.seconds)}. {measured}")
     if trained.mixture is not None and trained.clusters is not None:

@@ -45,6 +45,11 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
+def left_out(n_images: int) -> str:
+    """That so many images could not be read and were left out."""
+    return f"{counted(n_images, 'image')} could not be read and {'was' if n_images == 1 else 'were'} left out"
+
+
 def rough_duration(seconds: float) -> str:
     """A duration that is not known exactly: 40 seconds, 12 minutes, 5 hours, 3.2 days."""
     for unit, length, least in (("day", 86400.0, 2.0), ("hour", 3600.0, 2.0), ("minute", 60.0, 1.5)):
