@@ -213,7 +213,7 @@ def test_images_that_cannot_be_read_are_left_out(made: Path, here: Path, capsys:
     assert "cannot be read, and the limit is 1 %" in refused(command, capsys)
     assert not (here / "e.npz").exists()
     assert main([*command, "--max-bad-images", "0.1"]) == 0
-    assert "1 images could not be read and were left out" in capsys.readouterr().out
+    assert "1 image could not be read and was left out" in capsys.readouterr().out
     with np.load("e.npz") as stored:
         assert len(stored["embeddings"]) == len(stored["ids"]) == 19
 

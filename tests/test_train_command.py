@@ -186,7 +186,7 @@ def test_images_that_cannot_be_read_are_listed(images: Path, capsys: pytest.Capt
     assert main([*arguments, "--max-bad-images", "0.1"]) == 0
     listed = json.loads(Path("images-run/set_aside.json").read_text())
     assert [entry["image"] for entry in listed["set_aside"]] == ["class001/00013.png"]
-    assert "1 images could not be read" in capsys.readouterr().out
+    assert "1 image could not be read" in capsys.readouterr().out
     assert len(pq.read_table("images-run/assignments.parquet")) == 47
 
 

