@@ -117,6 +117,8 @@ def _edit(folder: str, change: Any) -> None:
         (lambda summary: summary["settings"].update(random_state=None), "random_state is no number"),
         (lambda summary: summary["settings"].update(reading={"loader": 3}), "does not say how images were read"),
         (lambda summary: summary.update(n_components="many"), "cannot be read"),
+        (lambda summary: summary.update(n_components=10**20), "n_components is 1000"),
+        (lambda summary: summary.update(n_components=-1), "n_components is -1"),
     ],
 )
 def test_a_damaged_summary_is_said_in_one_sentence(change: Any, sentence: str, result: Path) -> None:

@@ -300,7 +300,7 @@ def test_too_many_clusters_for_a_tree(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_umap_that_is_not_installed(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'siammm\[viz\]'"):
+    with pytest.raises(InputError, match="pip install umap-learn"):
         gather(opened(trained), GatherSettings(map="umap"))
 
 

@@ -26,6 +26,8 @@ from siammm.settings.stored import reading_from_plain
 from siammm.settings.training import DataConfig
 
 _ROWS_AT_ONCE = 32_768
+# Nobody has more, and a list of so many names still fits into memory.
+_MOST_CLUSTERS = 2**24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,8 @@ def read_clustered(path: Path) -> Clustered:
         texts = [found.data, *([] if encoder is None else [encoder["kind"], encoder["name"], encoder["backbone"]])]
         if not all(isinstance(text, str) for text in texts) or not isinstance(found.fingerprint, str | None):
             raise TypeError("a name is no text")
+        if not 1 <= found.n_clusters <= _MOST_CLUSTERS:
+            raise ValueError(f"n_components is {found.n_clusters}")
         if not isinstance(settings.get("random_state"), int):
             raise TypeError("random_state is no number")
     except StoredFileError:
