@@ -236,7 +236,7 @@ def test_images_for_a_table_and_a_table_for_images(photos: str, capsys: pytest.C
     [
         ([], "one/ holds 1 image, but clusters need 2 or more; give a folder with more images."),
         (["--n-components", "41"], "--n-components is 41, but photos/ holds 40 images; ask for at most as many"),
-        (["--n-groups", "11"], "--n-groups is 11, but 40 rows can have 2 to 10 groups"),
+        (["--n-groups", "11"], "--n-groups is 11, but 40 samples can have 2 to 10 groups"),
         (["--merge", "none"], "With --merge none the number of clusters is needed; add --n-components."),
         (["--temperature", "0"], "temperature is 0.0"),
         (["--init", "nowhere.safetensors"], "nowhere.safetensors"),

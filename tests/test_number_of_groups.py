@@ -65,8 +65,8 @@ def test_of_clusters_whose_number_is_given_too(table: tuple[np.ndarray, np.ndarr
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ("--n-groups 1", "--n-groups is 1, but 600 rows can have 2 to 150 groups; ask for a number in between"),
-        ("--n-groups 151", "--n-groups is 151, but 600 rows can have 2 to 150 groups"),
+        ("--n-groups 1", "--n-groups is 1, but 600 samples can have 2 to 150 groups; ask for a number in between"),
+        ("--n-groups 151", "--n-groups is 151, but 600 samples can have 2 to 150 groups"),
         ("--n-groups 9 --merge none --n-components 8", "--merge none keeps 8 clusters; leave --merge out, or raise"),
     ],
 )
@@ -105,7 +105,7 @@ def test_of_a_training_and_of_one_that_is_finished(tmp_path: Path) -> None:
     ("flags", "sentence"),
     [
         ("--n-groups 1", "--n-groups is 1, but it must be at least 2"),
-        ("--n-groups 13", "--n-groups is 13, but 48 rows can have 2 to 12 groups"),
+        ("--n-groups 13", "--n-groups is 13, but 48 samples can have 2 to 12 groups"),
         ("--n-groups 3 --cluster-loss none", "--n-groups is 3, but --cluster-loss none fits no mixture; leave it out"),
         ("--n-groups 3 --group-after 0.5", "with --group-after 0.5 the number is found; leave one of them out"),
     ],

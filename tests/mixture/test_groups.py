@@ -71,9 +71,9 @@ def test_parts_of_a_graph_without_links_are_joined_where_fewer_are_asked_for() -
 @pytest.mark.parametrize("asked", [1, 0, -3, 16, 10**9])
 def test_numbers_that_rows_cannot_have(asked: int) -> None:
     x = kinds(3, n=60)[0]
-    with pytest.raises(InputError, match=f"n_groups is {asked:,}, but 60 rows can have 2 to 15 groups"):
+    with pytest.raises(InputError, match=f"n_groups is {asked:,}, but 60 samples can have 2 to 15 groups"):
         VonMisesFisherMixture(3, random_state=0).fit(x).groups(x, n_groups=asked)
-    with pytest.raises(InputError, match="groups need at least 8 rows, not 5"):
+    with pytest.raises(InputError, match="groups need at least 8 samples, not 5"):
         VonMisesFisherMixture(2, random_state=0).fit(x[:5]).groups(x[:5], n_groups=2)
 
 

@@ -261,11 +261,11 @@ def check_number(so_many: int, n_rows: int, *, name: str = "n_groups") -> None:
     most = min(n_rows, MOST_ROWS) // _LEAST_PER_GROUP
     if most < 2:
         raise InputError(
-            f"{name} is {so_many:,}, but groups need at least {2 * _LEAST_PER_GROUP} rows, not {n_rows:,}."
+            f"{name} is {so_many:,}, but groups need at least {2 * _LEAST_PER_GROUP} samples, not {n_rows:,}."
         )
     if not 2 <= so_many <= most:
         raise InputError(
-            f"{name} is {so_many:,}, but {n_rows:,} rows can have 2 to {most:,} groups; ask for a number in "
+            f"{name} is {so_many:,}, but {n_rows:,} samples can have 2 to {most:,} groups; ask for a number in "
             "between, or for as many components without merging."
         )
 
