@@ -6,7 +6,7 @@ import gc
 import os
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -38,7 +38,7 @@ class Context:
     """This process's number on its own machine."""
     device: torch.device
     """Where this process computes."""
-    store: Any = None
+    store: Any = field(default=None, compare=False)
     """Words that all processes of this start share; None for one alone, and in a group that somebody else set up."""
 
     def __enter__(self) -> Context:
