@@ -33,11 +33,10 @@ def test_the_names_of_a_runs_files_stand_in_one_module() -> None:
 
 
 def test_nobody_else_uses_these_names_to_read() -> None:
-    """``cluster`` and ``SiamMM.save`` write files of the same names; nothing outside ``runs`` needs the others."""
+    """``SiamMM.save`` and ``export`` write files of the same names; nothing outside ``runs`` needs the others."""
     allowed = {
         "commands/cluster.py": {"MIXTURE"},  # to refuse a result as images
         "commands/cluster_tables.py": {"ASSIGNMENTS", "EMBEDDINGS", "MIXTURE"},  # in the sentence on what was written
-        "commands/write_clusters.py": {"ASSIGNMENTS"},
         "estimator.py": {"ENCODER", "MIXTURE"},
         "export/encoder.py": {"CONFIG", "MIXTURE"},
         "export/hub.py": {"CONFIG", "MIXTURE"},

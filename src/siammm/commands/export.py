@@ -20,9 +20,10 @@ from siammm.data.loader import Loader
 from siammm.export import hub
 from siammm.export.encoder import kept_card, write_card, write_encoder
 from siammm.export.onnx_file import missing_packages, require_packages, write_onnx
-from siammm.export.rows import EncodedImages, encode_to_file
-from siammm.export.tables import ImageTable, clusters_table, image_table, run_table, write_parquet
+from siammm.export.tables import clusters_table, run_table
 from siammm.runs import files
+from siammm.runs.encoded_images import EncodedImages, encode_to_file
+from siammm.runs.image_table import ImageTable, image_table, write_parquet
 from siammm.runs.run import Run
 from siammm.settings.commands import ExportConfig, ExportFormat
 

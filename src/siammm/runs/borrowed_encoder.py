@@ -9,12 +9,12 @@ import torch
 from siammm.core.errors import InputError, StoredFileError
 from siammm.data.view_settings import ViewSettings
 from siammm.learn.networks import SiameseNetwork
-from siammm.runs.clustered import Clustered
 from siammm.runs.network_file import network_digest
 from siammm.runs.pretrained import Backbone, name_of, open_pretrained
+from siammm.runs.summary import Summary
 
 
-def open_again(clustering: Clustered, given: str, summary: Path, device: torch.device) -> Backbone:
+def open_again(clustering: Summary, given: str, summary: Path, device: torch.device) -> Backbone:
     """The pretrained encoder, by its name in the ``summary``; ``given`` is the run's name."""
     if clustering.encoder is None:
         raise InputError(
@@ -27,7 +27,7 @@ def open_again(clustering: Clustered, given: str, summary: Path, device: torch.d
     return open_pretrained(name, image_size=size, device=device)
 
 
-def check_unchanged(clustering: Clustered, given: str, network: SiameseNetwork, view: ViewSettings) -> None:
+def check_unchanged(clustering: Summary, given: str, network: SiameseNetwork, view: ViewSettings) -> None:
     """Refuse an encoder that is not the one that the images were clustered with."""
     digest = network_digest(network.momentum_encoder or network.encoder, view)
     if clustering.encoder is not None and clustering.encoder.get("digest") not in (None, digest):

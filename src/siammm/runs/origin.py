@@ -16,8 +16,8 @@ from siammm.data.view_settings import ViewSettings
 from siammm.learn import checkpoint
 from siammm.learn.start import NO_WEIGHTS
 from siammm.runs import files, records
-from siammm.runs.clustered import Clustered, is_clustered, read_clustered
 from siammm.runs.network_file import read_header
+from siammm.runs.summary import Summary, is_clustered, read_summary
 from siammm.settings.stored import as_plain
 from siammm.settings.training import ClusteringConfig, TrainConfig
 
@@ -36,10 +36,10 @@ class RunOrigin:
         return printable(self.path.resolve().name)
 
     @cached_property
-    def clustering(self) -> Clustered | None:
+    def clustering(self) -> Summary | None:
         """What ``siammm cluster`` noted, if it wrote the folder; None for a training."""
         is_trained = self.is_finished or self._has_own_config
-        return None if is_trained or not is_clustered(self.path) else read_clustered(self.path / files.SUMMARY)
+        return None if is_trained or not is_clustered(self.path) else read_summary(self.path / files.SUMMARY)
 
     @cached_property
     def config(self) -> TrainConfig:

@@ -32,7 +32,7 @@ from siammm.mixture.groups import Groups
 from siammm.runs import files
 from siammm.runs.assignments import group_numbers, groups_of_most_images, named_labels, read_assignments
 from siammm.runs.borrowed_encoder import check_unchanged, open_again
-from siammm.runs.clustered import path_columns, table_again
+from siammm.runs.clustered_rows import path_columns, table_again
 from siammm.runs.group_names import GroupNames
 from siammm.runs.images import RunImages, find_images, find_rows, image_loader, merge_reading, open_images
 from siammm.runs.kept_embeddings import check_all_there, encode_again, map_embeddings

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
-from siammm.commands.shards import labelled_rows, outlier_scores, refused_together
+from siammm.cluster.shards import labelled_rows, outlier_scores, refused_together
 from siammm.core import ranks
 from siammm.core.errors import InputError, ZeroRowWarning
 from siammm.core.progress import Bar
