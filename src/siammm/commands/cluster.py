@@ -143,7 +143,7 @@ def _embedded(config: ClusterConfig, output: Path, kept: Path, console: Console)
             of = escape(shown(found.earlier))
             console.print(f"[dim]No image has changed since {of} was made: its embeddings are used again.[/]")
         # An earlier result lends the encoder that it was clustered with.
-        lent = None if model.run is None or model.run.clustering is None else model.run.clustering.encoder
+        lent = None if model.run is None else model.run.encoder_record
         return found, lent or model.record
 
 

@@ -79,7 +79,7 @@ def _is_of_earlier_run(subject: dict[str, Any], run: Run) -> bool:
         "random_state": run.random_state,
         "images": run.facts.get("fingerprint"),
     }
-    images = subject.get("trained_on" if run.clustering is None else "clustered")
+    images = subject.get(run.images_key)
     then = subject | {"images": images.get("fingerprint") if isinstance(images, dict) else None}
     return any(then.get(name) not in (None, value) for name, value in now.items())
 

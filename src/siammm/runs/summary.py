@@ -24,7 +24,7 @@ from siammm.mixture.shard import gathered
 from siammm.runs import files
 from siammm.settings.commands import ClusterConfig
 from siammm.settings.stored import reading_from_plain
-from siammm.settings.training import DataConfig
+from siammm.settings.training import ClusteringConfig, DataConfig
 
 # Nobody has more, and a list of so many names still fits into memory.
 _MOST_CLUSTERS = 2**24
@@ -66,6 +66,12 @@ class Summary:
             return f"was clustered from the table of embeddings {shown(self.data)}, without an encoder"
         kind = "run" if self.encoder["kind"] == "run" else "pretrained encoder"
         return f"was clustered with the {kind} {self.encoder_name}, and not trained"
+
+    @property
+    def merging(self) -> ClusteringConfig:
+        """How clusters were merged, in the words of the settings of training."""
+        names = ("n_components", "n_groups", "merge", "merge_threshold", "merge_floor", "merge_share")
+        return ClusteringConfig(**{name: self.settings[name] for name in names if name in self.settings})
 
     @property
     def family(self) -> str:
