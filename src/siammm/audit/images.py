@@ -26,7 +26,7 @@ from siammm.learn.encode import encode
 from siammm.metrics.kmeans import clusters_of
 from siammm.metrics.labels import label_codes
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.mixture.groups import Groups
+from siammm.mixture.group_rule import Groups
 from siammm.runs.images import image_loader, open_images
 from siammm.runs.run import Run
 from siammm.settings.commands import AuditConfig

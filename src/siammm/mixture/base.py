@@ -31,7 +31,7 @@ from siammm.core.errors import InputError
 from siammm.mixture import em, merge, seeding, storage
 from siammm.mixture.components import Components
 from siammm.mixture.em import Assignment, AssignmentRule
-from siammm.mixture.groups import Groups
+from siammm.mixture.group_rule import Groups
 from siammm.mixture.groups import found as find_groups
 from siammm.mixture.merge import MergeRule
 from siammm.mixture.merge_tree import Merges

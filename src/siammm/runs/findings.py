@@ -15,7 +15,7 @@ import torch
 from siammm.core.errors import InputError
 from siammm.core.text import printable
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.mixture.groups import Groups
+from siammm.mixture.group_rule import Groups
 from siammm.runs import files
 from siammm.runs.assignments import group_numbers, groups_of_most_images, named_labels, read_assignments
 from siammm.runs.group_names import GroupNames

@@ -27,7 +27,7 @@ from siammm.data.view_settings import ViewSettings
 from siammm.learn.encode import on_device
 from siammm.learn.networks import Encoder, SiameseNetwork
 from siammm.mixture.estimator import GaussianMixture, VonMisesFisherMixture
-from siammm.mixture.groups import Groups
+from siammm.mixture.group_rule import Groups
 from siammm.runs import files
 from siammm.runs.assignments import named_labels
 from siammm.runs.borrowed_encoder import check_unchanged, open_again
