@@ -54,6 +54,16 @@ def test_nobody_else_uses_these_names_to_read() -> None:
             assert used & of_a_run <= allowed.get(where, set()), where
 
 
+def test_nobody_else_asks_whether_a_run_was_trained_or_clustered() -> None:
+    """``ClusteredRun`` overrides what differs; what one of the two has and the other has not is None, 0 or empty."""
+    asking = {
+        str(file.relative_to(SOURCE))
+        for file in SOURCE.rglob("*.py")
+        if "ClusteredRun" in file.read_text(encoding="utf-8")
+    }
+    assert asking == {"runs/run.py"}
+
+
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that ``siammm train digits`` left at 91b8557, before runs had a door of their own.

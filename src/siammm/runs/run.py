@@ -30,14 +30,13 @@ from siammm.mixture.estimator import GaussianMixture, VonMisesFisherMixture
 from siammm.mixture.group_rule import Groups
 from siammm.runs import files
 from siammm.runs.assignments import named_labels
-from siammm.runs.borrowed_encoder import check_unchanged, open_again
 from siammm.runs.clustered_rows import path_columns, table_again
 from siammm.runs.findings import RunFindings
 from siammm.runs.images import RunImages, find_images, find_rows, image_loader, merge_reading, open_images
 from siammm.runs.kept_embeddings import check_all_there, encode_again, map_embeddings
 from siammm.runs.mixture_file import load_clustered
-from siammm.runs.network_file import load_network
-from siammm.runs.pretrained import Backbone, EncoderChoice
+from siammm.runs.network_file import load_network, network_digest
+from siammm.runs.pretrained import Backbone, EncoderChoice, name_of, open_pretrained
 from siammm.runs.summary import is_clustered, read_summary
 from siammm.settings.training import DataConfig, TrainConfig
 
@@ -264,7 +263,16 @@ class ClusteredRun(Run):
     @cached_property
     def _pretrained(self) -> Backbone:
         """The pretrained encoder that it was clustered with, opened again by its name."""
-        return open_again(self.summary, self.given, self.path / files.SUMMARY, self.device)
+        if self.encoder_record is None:
+            raise InputError(
+                f"{self.given} {self.sentence}; give that table, or an encoder such as lite, to this command."
+            )
+        try:
+            name, size = name_of(self.encoder_record), int(self.encoder_record["image_size"])
+        except (KeyError, TypeError, ValueError) as error:
+            where = self.path / files.SUMMARY
+            raise StoredFileError(f"{where} does not say which encoder it was; cluster again.") from error
+        return open_pretrained(name, image_size=size, device=self.device)
 
     @cached_property
     def view(self) -> ViewSettings:
@@ -273,12 +281,17 @@ class ClusteredRun(Run):
 
     @cached_property
     def network(self) -> SiameseNetwork:
-        """The encoder, with an empty projector if it is of timm or torchvision."""
+        """The encoder, with an empty projector if it is of timm or torchvision; it must be the one that it was then."""
         if self.encoder_run is not None:
             network = self.encoder_run.network
         else:
             network = SiameseNetwork(Encoder(self._pretrained.backbone, nn.Identity()), momentum=False).eval()
-        check_unchanged(self.summary, self.given, network, self.view)
+        digest = network_digest(network.momentum_encoder or network.encoder, self.view)
+        if self.encoder_record is not None and self.encoder_record.get("digest") not in (None, digest):
+            raise InputError(
+                f"The encoder {self.encoder_name} is another than when {self.given} was clustered with it; put the "
+                "earlier one back, or cluster again."
+            )
         return network
 
     @cached_property
