@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 import record
-from siammm.commands.find_clusters import find_clusters
+from siammm.cluster.find_clusters import find_clusters
 from siammm.core.files import write_text
 from siammm.data.embedding_table import EmbeddingTable
 from siammm.data.sources import Source, open_source

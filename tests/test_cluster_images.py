@@ -138,7 +138,7 @@ def test_what_is_encoded_is_not_encoded_again(
         file.write(b"half a row")
     shown_to_encoder.clear()
     with monkeypatch.context() as patched:
-        patched.setattr("siammm.commands.find_clusters._fit", _stopped)
+        patched.setattr("siammm.cluster.find_clusters._fit", _stopped)
         assert main(["cluster", photos, *QUICK]) == 130
     assert shown_to_encoder == [8, 8]
     assert main(["cluster", photos, *QUICK]) == 0
@@ -191,7 +191,7 @@ def test_rows_of_something_else_are_made_anew(
 ) -> None:
     """Another size, and then another image; files of others in the folder stay."""
     with monkeypatch.context() as patched:
-        patched.setattr("siammm.commands.find_clusters._fit", _stopped)
+        patched.setattr("siammm.cluster.find_clusters._fit", _stopped)
         assert main(["cluster", photos, *QUICK]) == 130
         assert main(["cluster", photos, *QUICK, "--image-size", "40"]) == 130
         assert sum(shown_to_encoder) == 2 * N

@@ -307,8 +307,8 @@ def test_a_result_lends_its_encoder(result: Path, capsys: pytest.CaptureFixture[
     photos = str(result.parent / "photos")
     assert main(["cluster", photos, "--encoder", str(result), *QUICK[2:], "--output", "out"]) == 0
     run = Run.open("out")
-    assert run.clustering is not None
-    assert run.clustering.encoder == Run.open(result).clustering.encoder  # pyright: ignore[reportOptionalMemberAccess]
+    assert run.encoder_record is not None
+    assert run.encoder_record == Run.open(result).encoder_record
     np.testing.assert_allclose(run.embeddings, Run.open(result).embeddings, atol=1e-3)
     assert main(["embed", "out", "--output", "e.npy", "--device", "cpu"]) == 0
 

@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "siammm"
 
 _BELOW_LEARN = {"core", "settings", "mixture", "data", "metrics"}
-_BELOW_RUNS = _BELOW_LEARN | {"learn"}
+_BELOW_RUNS = _BELOW_LEARN | {"learn", "cluster"}
 _BELOW_USES = _BELOW_RUNS | {"runs"}
 _USES = {"evaluate", "audit", "report", "export", "bench"}
 # What each package may import besides itself. None of the uses of a run knows another.
@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"core"},
     "metrics": {"core", "mixture"},
     "learn": _BELOW_LEARN,
+    "cluster": _BELOW_LEARN,
     "losses": {"learn"},
     "runs": _BELOW_RUNS,
     **dict.fromkeys(_USES, _BELOW_USES),

@@ -26,7 +26,7 @@ from siammm.learn.observers import Silent
 from siammm.learn.progress import TrainingProgress
 from siammm.learn.start import NO_WEIGHTS
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.mixture.groups import Groups
+from siammm.mixture.group_rule import Groups
 from siammm.runs import files
 from siammm.runs.network_file import save_network
 from siammm.runs.run import Run

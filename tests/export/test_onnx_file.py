@@ -24,7 +24,7 @@ from siammm.data.sources import open_source
 from siammm.export import onnx_file
 from siammm.export.onnx_file import OPSET, OUTPUTS, InferenceModel, write_onnx
 from siammm.export.outlier_scale import OutlierScale
-from siammm.mixture.groups import Groups
+from siammm.mixture.group_rule import Groups
 from siammm.runs.run import Run
 from tests.borders import is_clear
 from tests.export.runs import made_run, pictures

@@ -18,9 +18,9 @@ from siammm import SiamMM, VonMisesFisherMixture
 from siammm.core.errors import InputError
 from siammm.data.embeddings import read_embeddings
 from siammm.data.sources import open_source
-from siammm.export import tables
-from siammm.export.rows import encode_to_file
-from siammm.export.tables import ImageTable, clusters_table, file_paths, image_table, write_npz, write_parquet
+from siammm.export.tables import clusters_table
+from siammm.runs.encoded_images import encode_to_file
+from siammm.runs.image_table import ImageTable, file_paths, image_table, write_npz, write_parquet
 from siammm.runs.models import open_model
 from siammm.runs.run import Run
 from siammm.settings.training import DataConfig
@@ -52,8 +52,8 @@ def test_it_is_what_the_run_found(table: ImageTable, run_folder: Path) -> None:
 def test_parquet_as_pandas_and_duckdb_read_it(
     table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "_BYTES_OF_A_GROUP", 0)
-    monkeypatch.setattr(tables, "_LEAST_ROWS", 50)
+    monkeypatch.setattr("siammm.runs.image_table._BYTES_OF_A_GROUP", 0)
+    monkeypatch.setattr("siammm.runs.image_table._LEAST_ROWS", 50)
     path = tmp_path / "embeddings.parquet"
     write_parquet(path, table)
     stored = pq.ParquetFile(path)

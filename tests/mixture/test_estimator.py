@@ -22,6 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from siammm import GaussianMixture, VonMisesFisherMixture
 from siammm.core.errors import InputError, StoredFileError, ZeroRowWarning
 from siammm.mixture import vmf
+from siammm.mixture.forms import checked_form
 from tests.conftest import Known, known_mixture
 
 KINDS = (VonMisesFisherMixture, GaussianMixture)
@@ -279,7 +280,7 @@ def test_rows_of_any_size_have_a_direction(small: Known, scale: float) -> None:
 def test_half_precision_files_are_not_loaded_whole(small: Known, tmp_path: Path) -> None:
     np.save(tmp_path / "half.npy", small.X.astype(np.float16))
     mixture = VonMisesFisherMixture(6, random_state=0)
-    checked = mixture._validated(np.load(tmp_path / "half.npy", mmap_mode="r"), reset=True)
+    checked = checked_form(mixture, np.load(tmp_path / "half.npy", mmap_mode="r"), unit=True, reset=True)
     assert checked.dtype == np.float16
     assert adjusted_rand_score(small.y, mixture.fit(checked).labels_) > 0.99
 

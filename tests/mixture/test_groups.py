@@ -12,8 +12,8 @@ from sklearn.metrics import adjusted_mutual_info_score
 
 from siammm import GaussianMixture, VonMisesFisherMixture
 from siammm.core.errors import InputError
-from siammm.mixture import groups
-from siammm.mixture.groups import Groups
+from siammm.mixture import component_graph, groups
+from siammm.mixture.group_rule import Groups, of_these_components
 from tests.conftest import Known
 from tests.mixture.planted import kinds, planted, unit
 
@@ -177,10 +177,10 @@ def test_parts_of_kinds_are_grouped_and_what_no_part_has_is_left_out() -> None:
     found = groups.found(x, np.stack([part, part], axis=1), 20, unit=True, separate=False)
     assert found.n_groups == 5
     assert adjusted_mutual_info_score(np.repeat(np.arange(5), 4), found.label_K) == pytest.approx(1)
-    few = groups.of_these_components(found, x, np.minimum(y, 3), 4)  # the last two kinds are one component
+    few = of_these_components(found, x, np.minimum(y, 3), 4)  # the last two kinds are one component
     assert few.n_groups == 4
     assert set(few.label_K.tolist()) == {0, 1, 2, 3}
-    assert groups.of_these_components(Groups.none(9), x, y, 5).n_groups == 5
+    assert of_these_components(Groups.none(9), x, y, 5).n_groups == 5
 
 
 def test_digits_have_clearer_groups_than_clusters() -> None:
@@ -200,15 +200,15 @@ def test_digits_have_clearer_groups_than_clusters() -> None:
 
 def test_planted_groups_of_components_are_found() -> None:
     first, second = planted(np.random.default_rng(0), [4, 12, 6, 8], 0.95, 6000)
-    label_K = groups.of_components(first, second, 30)
+    label_K = component_graph.of_components(first, second, 30)
     assert label_K is not None
     assert adjusted_mutual_info_score(np.repeat(np.arange(4), [4, 12, 6, 8]), label_K) == pytest.approx(1)
-    other_K = groups.of_components(second, first, 30)
+    other_K = component_graph.of_components(second, first, 30)
     np.testing.assert_array_equal(label_K, other_K)  # who is first and who second is the same
 
 
 def test_chance_has_no_groups() -> None:
-    assert groups.of_components(*planted(np.random.default_rng(1), [5] * 8, 0.0, 4000), 40) is None
+    assert component_graph.of_components(*planted(np.random.default_rng(1), [5] * 8, 0.0, 4000), 40) is None
 
 
 def strewn(k: int, d: int, noise: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -227,7 +227,7 @@ def strewn(k: int, d: int, noise: float, seed: int) -> tuple[np.ndarray, np.ndar
 @pytest.mark.parametrize("d", [2, 4, 8, 64])
 @pytest.mark.parametrize("k", [10, 40, 150, pytest.param(3000, marks=pytest.mark.slow)])
 def test_components_strewn_at_random_are_no_groups(k: int, d: int, noise: float) -> None:
-    assert groups.of_components(*strewn(k, d, noise, seed=k + d), k) is None
+    assert component_graph.of_components(*strewn(k, d, noise, seed=k + d), k) is None
 
 
 @pytest.mark.parametrize(("d", "noise"), [(2, 0.05), (8, 0.8)])
@@ -237,26 +237,26 @@ def test_thousands_of_components_strewn_at_random_are_no_groups(d: int, noise: f
 
 def test_too_few_neighbours_are_no_evidence() -> None:
     """Groups of three have two neighbours each; where that is all, the number of groups would often come out wrong."""
-    assert groups.of_components(*planted(np.random.default_rng(3), [3] * 12, 1.0, 3000), 36) is None
-    assert groups.of_components(*planted(np.random.default_rng(3), [9] * 4, 1.0, 3000), 36) is not None
+    assert component_graph.of_components(*planted(np.random.default_rng(3), [3] * 12, 1.0, 3000), 36) is None
+    assert component_graph.of_components(*planted(np.random.default_rng(3), [9] * 4, 1.0, 3000), 36) is not None
 
 
 def test_tight_clusters_say_nothing_of_their_groups() -> None:
     """Every sample of a cluster has the same second choice, so the graph falls into pairs, whose modularity is high."""
     first = np.repeat(np.arange(40), 50)
-    assert groups.of_components(first, first ^ 1, 40) is None
+    assert component_graph.of_components(first, first ^ 1, 40) is None
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_few_components_and_no_second_choices(k: int) -> None:
     first = np.arange(30) % k
     for second in (first, (first + 1) % k):
-        assert groups.of_components(first, second, k) is None
+        assert component_graph.of_components(first, second, k) is None
 
 
 def test_a_component_that_nobody_is_near_is_a_group_by_itself() -> None:
     first, second = planted(np.random.default_rng(2), [5, 5, 5], 1.0, 3000)
-    label_K = groups.of_components(first, second, 16)
+    label_K = component_graph.of_components(first, second, 16)
     assert label_K is not None
     assert np.count_nonzero(label_K == label_K[15]) == 1
 

@@ -19,7 +19,7 @@ from sklearn.metrics import adjusted_mutual_info_score
 
 from siammm import GaussianMixture, VonMisesFisherMixture
 from siammm.core.errors import InputError, StoredFileError
-from siammm.mixture.groups import Groups
+from siammm.mixture.group_rule import Groups
 
 KINDS = [VonMisesFisherMixture, GaussianMixture]
 Mixture = VonMisesFisherMixture | GaussianMixture

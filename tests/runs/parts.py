@@ -22,5 +22,8 @@ def begun(path: Path, config: TrainConfig, facts: dict[str, Any] | None = None) 
 def changed(run: Run, **parts: Any) -> Run:
     """The run with other parts, as if it had read them."""
     other = copy.copy(run)
+    if "config" in parts:  # what follows from it
+        for name in ("settings", "merging", "backbone", "started_from", "method", "epochs", "random_state", "data"):
+            vars(other).pop(name, None)
     vars(other).update(parts)
     return other

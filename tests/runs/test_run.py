@@ -33,11 +33,10 @@ def test_the_names_of_a_runs_files_stand_in_one_module() -> None:
 
 
 def test_nobody_else_uses_these_names_to_read() -> None:
-    """``cluster`` and ``SiamMM.save`` write files of the same names; nothing outside ``runs`` needs the others."""
+    """``SiamMM.save`` and ``export`` write files of the same names; nothing outside ``runs`` needs the others."""
     allowed = {
         "commands/cluster.py": {"MIXTURE"},  # to refuse a result as images
         "commands/cluster_tables.py": {"ASSIGNMENTS", "EMBEDDINGS", "MIXTURE"},  # in the sentence on what was written
-        "commands/write_clusters.py": {"ASSIGNMENTS"},
         "estimator.py": {"ENCODER", "MIXTURE"},
         "export/encoder.py": {"CONFIG", "MIXTURE"},
         "export/hub.py": {"CONFIG", "MIXTURE"},
@@ -53,6 +52,16 @@ def test_nobody_else_uses_these_names_to_read() -> None:
         }
         if not where.startswith("runs/"):
             assert used & of_a_run <= allowed.get(where, set()), where
+
+
+def test_nobody_else_asks_whether_a_run_was_trained_or_clustered() -> None:
+    """``ClusteredRun`` overrides what differs; what one of the two has and the other has not is None, 0 or empty."""
+    asking = {
+        str(file.relative_to(SOURCE))
+        for file in SOURCE.rglob("*.py")
+        if "ClusteredRun" in file.read_text(encoding="utf-8")
+    }
+    assert asking == {"runs/run.py"}
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from siammm.learn.encode import encode
 from siammm.metrics.kmeans import clusters_of
 from siammm.metrics.labels import label_codes
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.mixture.groups import Groups
+from siammm.mixture.group_rule import Groups
 from siammm.runs.images import image_loader, open_images
 from siammm.runs.run import Run
 from siammm.settings.commands import AuditConfig
@@ -113,10 +113,10 @@ def _from_run(config: AuditConfig, device: torch.device, progress: Progress) -> 
         if value is not None:
             raise InputError(f"{config.subject} is a run, which has its own; leave {flag} out.")
     run = Run.open(config.subject, device=device)
-    if run.clustering is not None and run.clustering.encoder is None:
+    if run.table is not None:
         raise InputError(
             f"{run.given} was clustered from a table of embeddings; audit that table, with its clusters: siammm audit "
-            f"{shown(run.clustering.data)} --mixture {shown(run.mixture_file)}."
+            f"{shown(run.table)} --mixture {shown(run.mixture_file)}."
         )
     data = config.data or run.data
     if data is None:

@@ -20,6 +20,7 @@ from siammm.mixture.search.neighbours import score_chunk_rows
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 """Candidates for the ridge, as shares of N; the one with the least error on samples left out is taken."""
 
+_LANDMARKS = 1000
 _ROWS_FOR_WIDTH = 2000
 _ROWS_FOR_PENALTY = 5000
 # Of the sum of a matrix's eigenvalues, added to each of them: below this there are rounding errors.
@@ -32,7 +33,6 @@ def left_out_scores(
     n_classes: int,
     *,
     weight_N: Tensor | None = None,
-    n_landmarks: int = 1000,
     penalties: tuple[float, ...] = PENALTIES,
     seed: int = 0,
 ) -> Tensor:
@@ -51,7 +51,7 @@ def left_out_scores(
     labels_N = labels_N.to(exact)
     share_C = torch.bincount(labels_N, weights=weight_N, minlength=n_classes) / weight_N.sum()
     order_N = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).to(exact)
-    landmark_MD = x_ND[order_N[:n_landmarks]].double()
+    landmark_MD = x_ND[order_N[:_LANDMARKS]].double()
     m = landmark_MD.shape[0]
     width = torch.cdist(x_ND[order_N[-_ROWS_FOR_WIDTH:]].double(), landmark_MD).square_().median().clamp_min(1e-12)
 
@@ -71,7 +71,7 @@ def left_out_scores(
         weighted_MR = (weight_N[piece, None] * k_RM).T
         gram_MM += weighted_MR @ k_RM
         target_MC += weighted_MR @ targets(piece)
-    between_MM = kernel(order_N[:n_landmarks])
+    between_MM = kernel(order_N[:_LANDMARKS])
     total = float(weight_N.sum())
     roots_PMM: list[Tensor] = []
     for penalty in penalties:

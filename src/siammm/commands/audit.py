@@ -22,10 +22,8 @@ from siammm.core.checks import check_at_least, check_number
 from siammm.core.folders import check_new_folder, new_folder
 from siammm.core.progress import Bar
 from siammm.core.text import left_out, shown
+from siammm.runs import files
 from siammm.settings.commands import AuditConfig
-
-SUSPECTS, SUMMARY = "suspects.parquet", "summary.json"
-RESULT_NAMES = frozenset({SUSPECTS, SUMMARY})
 
 _CLASSES_SHOWN = 20
 
@@ -42,7 +40,7 @@ def audit(config: AuditConfig) -> None:
     # A run's name may hold a dot, which begins no extension.
     whole = config.subject.expanduser().resolve()
     output = config.output or Path(f"{whole.name if whole.is_dir() else whole.stem}-audit")
-    check_new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES)
+    check_new_folder(output, overwrite=config.overwrite, ours=files.AUDIT_NAMES)
     console = Console(highlight=False)
     seconds: dict[str, float] = {}
     with one_process("audit", config.device) as device, Bar() as progress:
@@ -66,12 +64,12 @@ def audit(config: AuditConfig) -> None:
         )
         seconds["audit"] = time.perf_counter() - start - seconds["read"]
     planted = None if is_planted is None else Planted.of(is_planted, found)
-    with new_folder(output, overwrite=config.overwrite, ours=RESULT_NAMES) as folder:
-        pq.write_table(suspects_table(images, found, planted), folder / SUSPECTS)
+    with new_folder(output, overwrite=config.overwrite, ours=files.AUDIT_NAMES) as folder:
+        pq.write_table(suspects_table(images, found, planted), folder / files.SUSPECTS)
         text = json.dumps(summary(config, images, found, planted, seconds), indent=2, allow_nan=False, default=str)
-        (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
+        (folder / files.SUMMARY).write_text(text + "\n", encoding="utf-8")
     show(images, found, planted, config.show, sum(seconds.values()), console)
-    console.print(f"\nWritten to [bold]{escape(str(output))}[/]: {SUSPECTS}, {SUMMARY}")
+    console.print(f"\nWritten to [bold]{escape(str(output))}[/]: {files.SUSPECTS}, {files.SUMMARY}")
     # The report shows the suspects of a run with their pictures; those of a table can be checked.
     next_steps(console, ("report", config.subject, "--audit", output) if whole.is_dir() else _check(config))
 

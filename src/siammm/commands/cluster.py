@@ -14,11 +14,10 @@ import pyarrow as pa
 from rich.console import Console
 from rich.markup import escape
 
+from siammm.cluster.find_clusters import check_before_encoding, find_clusters, timed
+from siammm.cluster.shards import refused_together
 from siammm.commands.cluster_tables import show
-from siammm.commands.find_clusters import check_before_encoding, find_clusters, timed
 from siammm.commands.process import one_process
-from siammm.commands.shards import refused_together
-from siammm.commands.write_clusters import write
 from siammm.core import lost_ranks, processes, ranks
 from siammm.core.errors import InputError, Stopped
 from siammm.core.folders import check_new_folder
@@ -27,13 +26,14 @@ from siammm.core.text import left_out, shown
 from siammm.data.contents import holds_images
 from siammm.data.embedding_table import EmbeddingTable, Share
 from siammm.data.embeddings import read_embeddings, several_tables
-from siammm.data.sources import from_anywhere
-from siammm.export.kept_rows import Embedded, embed_and_keep, forget, rows_kept
-from siammm.export.tables import ImageTable
 from siammm.runs import files
+from siammm.runs.clustered_writer import write_clustered
+from siammm.runs.image_table import ImageTable
 from siammm.runs.images import open_images
 from siammm.runs.models import open_model
 from siammm.runs.pretrained import default_encoder
+from siammm.runs.summary import noted_of_images
+from siammm.runs.unfinished_embeddings import Embedded, embed_and_keep, forget, rows_kept
 from siammm.settings.commands import ClusterConfig
 
 
@@ -68,7 +68,7 @@ def cluster(config: ClusterConfig) -> None:
                 share=Share(ranks.rank(), ranks.world_size()),
             )
         found = find_clusters(table, config, seconds)
-        write(found, config, output)
+        write_clustered(found, config, output)
         if ranks.is_writer():
             show(found, output, Console())
 
@@ -107,22 +107,17 @@ def _cluster_images(config: ClusterConfig, output: Path, console: Console) -> No
             embedded, encoder = _embedded(config, output, kept, console)
         table = _as_embeddings(embedded.table, config.data)
         found = find_clusters(table, config, seconds)
-        images = {
-            "path": from_anywhere(config.data),
-            "fingerprint": embedded.fingerprint,
-            "files": embedded.stamp,
-            "encoder": encoder | {"digest": embedded.network},
-            "set_aside": embedded.set_aside,
-        }
-        write(found, config, output, images=images, embedded=embedded.table)
+        images = noted_of_images(embedded.facts, config.data, encoder)
+        write_clustered(found, config, output, images=images, embedded=embedded.table)
     except KeyboardInterrupt:
         if not rows_kept(kept):
             raise
         kept_in = f"what is encoded is kept in {kept}"
         raise Stopped(f"interrupted; {kept_in}, and the same command goes on from there.", signal.SIGINT) from None
     try:
-        if embedded.set_aside:
-            console.print(f"{left_out(len(embedded.set_aside))}; {files.SUMMARY} says why.", style="yellow")
+        set_aside = embedded.facts["set_aside"]
+        if set_aside:
+            console.print(f"{left_out(len(set_aside))}; {files.SUMMARY} says why.", style="yellow")
         show(found, output, console, of_images=True)
     finally:
         del found, table, embedded  # a file that is mapped cannot be removed everywhere
@@ -148,7 +143,7 @@ def _embedded(config: ClusterConfig, output: Path, kept: Path, console: Console)
             of = escape(shown(found.earlier))
             console.print(f"[dim]No image has changed since {of} was made: its embeddings are used again.[/]")
         # An earlier result lends the encoder that it was clustered with.
-        lent = None if model.run is None or model.run.clustering is None else model.run.clustering.encoder
+        lent = None if model.run is None else model.run.encoder_record
         return found, lent or model.record
 
 

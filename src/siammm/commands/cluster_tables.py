@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from siammm.commands.find_clusters import Found, spread_of_components
+from siammm.cluster.find_clusters import Found, spread_of_components
 from siammm.commands.next_steps import next_steps
 from siammm.core.text import counted, shown
 from siammm.data import decode

@@ -18,8 +18,8 @@ from siammm.core.progress import Bar
 from siammm.core.text import left_out, printable, shown
 from siammm.data.contents import is_data
 from siammm.data.embeddings import SUFFIXES
-from siammm.export.rows import encode_to_file
-from siammm.export.tables import image_table, write_npz, write_parquet
+from siammm.runs.encoded_images import encode_to_file
+from siammm.runs.image_table import image_table, write_npz, write_parquet
 from siammm.runs.images import image_loader, open_images
 from siammm.runs.models import Model, open_model
 from siammm.runs.pretrained import is_foreign

@@ -20,9 +20,10 @@ from siammm.data.loader import Loader
 from siammm.export import hub
 from siammm.export.encoder import kept_card, write_card, write_encoder
 from siammm.export.onnx_file import missing_packages, require_packages, write_onnx
-from siammm.export.rows import EncodedImages, encode_to_file
-from siammm.export.tables import ImageTable, clusters_table, image_table, run_table, write_parquet
+from siammm.export.tables import clusters_table, run_table
 from siammm.runs import files
+from siammm.runs.encoded_images import EncodedImages, encode_to_file
+from siammm.runs.image_table import ImageTable, image_table, write_parquet
 from siammm.runs.run import Run
 from siammm.settings.commands import ExportConfig, ExportFormat
 
@@ -42,7 +43,7 @@ def export(config: ExportConfig) -> None:
         hub.check_repository(config.hub)
     with one_process("export", config.device) as device:
         run = Run.open(config.run, device=device)
-        if run.clustering is None or formats != ("tables",):
+        if not run.keeps_rows or formats != ("tables",):
             run.encoder(config.encoder)
         with Bar() as bar, new_folder(output, overwrite=config.overwrite, ours=files.EXPORT_NAMES) as folder:
             exporting = _Exporting(config, run, formats, bar, folder)
@@ -61,13 +62,12 @@ def export(config: ExportConfig) -> None:
 
 
 def _formats(config: ExportConfig, run: Run, console: Console) -> tuple[ExportFormat, ...]:
-    found = run.clustering
-    if found is not None and (found.encoder is None or found.encoder["kind"] != "run"):
+    if not run.is_exportable:
         wanted = [f"--formats {name}" for name in config.formats if name != "tables"]
         wanted += ["--hub"] if config.hub is not None else []
         if wanted:
-            theirs = "" if found.encoder is None else ": its encoder is not ours to export, and is loaded by its name"
-            raise InputError(f"{run.given} {found.sentence}{theirs}; leave {wanted[0]} out to write the tables.")
+            theirs = "" if run.table is not None else ": its encoder is not ours to export, and is loaded by its name"
+            raise InputError(f"{run.given} {run.sentence}{theirs}; leave {wanted[0]} out to write the tables.")
         return ("tables",)
     if config.formats:
         if "onnx" in config.formats:
@@ -97,7 +97,7 @@ class _Exporting:
         reference_N: np.ndarray | None = None
         wants_scale = "onnx" in self.formats and self.run.has_clusters
         spools = [self.folder / f".{name}.spool" for name in ("images", "reference")]
-        if "tables" in self.formats and self.run.clustering is not None and self.config.data is None:
+        if "tables" in self.formats and self.run.keeps_rows and self.config.data is None:
             self._write_tables(run_table(self.run))  # as it was clustered: neither images nor encoder are needed
         elif "tables" in self.formats:
             loader, found = self._encoded(self.config.data, spools[0])

@@ -210,11 +210,11 @@ def _seen(subject: Model, pair: Pair, whole: Source, reading: DataConfig) -> dic
     if run is not None and run.fingerprint is not None:
         is_among, how = _among_images(run, test, whole, reading)
         clustered = is_among and run.has_clusters
-        if run.clustering is None:
+        if run.encoder_record is None:
             seen, why = is_among, how
         else:  # the images of such a run were clustered, and its encoder was trained on others
             encoder = run.encoder_run
-            why = f"Nothing is known of the images that {run.clustering.encoder_name} was trained on."
+            why = f"Nothing is known of the images that {run.encoder_name} was trained on."
             if encoder is not None and encoder.fingerprint is not None:
                 seen, why = _among_images(encoder, test, whole, reading)
             why = f"{why} {how}"
@@ -223,7 +223,7 @@ def _seen(subject: Model, pair: Pair, whole: Source, reading: DataConfig) -> dic
 
 def _among_images(run: Run, test: Source, whole: Source, reading: DataConfig) -> tuple[bool | None, str]:
     """Whether the test images are among those of a run, and what is known of that."""
-    those = f"those that the run {'was trained on' if run.clustering is None else 'clustered'}"
+    those = f"those that the run {run.took_images}"
     if run.fingerprint == test.fingerprint():
         return True, f"The test images are {those}."
     if isinstance(test, SourceSubset) and run.fingerprint == whole.fingerprint():

@@ -32,7 +32,7 @@ from siammm.data.view_settings import ViewSettings
 from siammm.export.outlier_scale import OutlierScale
 from siammm.learn.networks import Encoder
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.mixture.groups import Groups
+from siammm.mixture.group_rule import Groups
 from siammm.runs.run import Run
 
 OPSET = 18

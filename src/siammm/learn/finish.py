@@ -14,7 +14,7 @@ from siammm.data.view_settings import ViewSettings
 from siammm.learn.networks import SiameseNetwork
 from siammm.metrics.outliers import outlier_score
 from siammm.mixture.estimator import VonMisesFisherMixture
-from siammm.mixture.groups import Groups, of_these_components
+from siammm.mixture.group_rule import Groups, of_these_components
 from siammm.mixture.groups import found as find_groups
 from siammm.mixture.numbering import number_by_size
 from siammm.settings.training import TrainConfig

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from siammm.core import ranks
 from siammm.mixture import groups
-from siammm.mixture.groups import Groups
+from siammm.mixture.group_rule import Groups, of_directions
 from siammm.mixture.samples import Samples
 from siammm.settings.training import NCE_CONCENTRATION
 
@@ -71,7 +71,7 @@ class Grouping:
         """The groups that a run leaves, settled on its final embeddings: each a linear score, without components."""
         self._settle(samples, CONFIDENT[1], _STEPS_AT_THE_END)
         weight_GD = (NCE_CONCENTRATION * self.mu_GD).double().cpu().numpy()
-        return groups.of_directions(weight_GD, self.ratio)
+        return of_directions(weight_GD, self.ratio)
 
     def _settle(self, samples: Samples, confident: float, steps: int) -> None:
         for _ in range(steps):

@@ -22,7 +22,7 @@ import torch
 from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from siammm.core import ranks
@@ -31,7 +31,8 @@ from siammm.core.errors import InputError
 from siammm.mixture import em, merge, seeding, storage
 from siammm.mixture.components import Components
 from siammm.mixture.em import Assignment, AssignmentRule
-from siammm.mixture.groups import Groups
+from siammm.mixture.forms import Matrix, checked_form, device_for, in_the_form_of
+from siammm.mixture.group_rule import Groups
 from siammm.mixture.groups import found as find_groups
 from siammm.mixture.merge import MergeRule
 from siammm.mixture.merge_tree import Merges
@@ -39,9 +40,6 @@ from siammm.mixture.progress import FitProgress
 from siammm.mixture.samples import Samples
 from siammm.mixture.search import neighbours
 from siammm.mixture.search.neighbours import Backend
-
-Matrix = Any
-"""An array, a memory-mapped array, a data frame, or a tensor."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +139,10 @@ class Mixture(DensityMixin, BaseEstimator):
         -------
         self
         """
-        device = self._compute_device(X)
+        device = device_for(X, self.device)
         with ranks.refused_together(device):
             self.check_parameters()
-            samples = Samples(self._validated(X, reset=True), device=device, unit=self._unit)
+            samples = Samples(self._checked_form(X, reset=True), device=device, unit=self._unit)
         samples.join_ranks()
         self._prepare(samples, reset=True)
         seed = ranks.broadcast_int(int(check_random_state(self.random_state).randint(2**31 - 1)), device)
@@ -388,15 +386,21 @@ class Mixture(DensityMixin, BaseEstimator):
 
     def _ready(self, X: Matrix) -> tuple[Samples, Components]:
         check_is_fitted(self)
-        samples = Samples(self._validated(X, reset=False), device=self._compute_device(X), unit=self._unit)
+        samples = self._samples(self._checked_form(X))
         self._prepare(samples, reset=False)
         return samples, self._components(samples.parameter_device)
 
     def _checked(self, X: Matrix) -> Matrix:
         """The rows as they are, if the mixture can take them."""
-        rows = self._validated(X, reset=False)
-        Samples(rows, device=self._compute_device(X), unit=self._unit)  # looks at every number
+        rows = self._checked_form(X)
+        self._samples(rows)  # looks at every number
         return rows
+
+    def _checked_form(self, X: Matrix, *, reset: bool = False) -> Matrix:
+        return checked_form(self, X, unit=self._unit, reset=reset)
+
+    def _samples(self, rows: Matrix) -> Samples:
+        return Samples(rows, device=device_for(rows, self.device), unit=self._unit)
 
     def _known_groups(self) -> Groups:
         check_is_fitted(self)
@@ -417,48 +421,6 @@ class Mixture(DensityMixin, BaseEstimator):
         check_is_fitted(self)
         return self._components(torch.device("cpu")).n_parameters()
 
-    def _compute_device(self, X: Matrix) -> torch.device:
-        """Tensors stay where they are; arrays go to the device asked for, or to the GPU if there is one."""
-        if isinstance(X, Tensor) and self.device == "auto":
-            return X.device
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self.device)
-            torch.empty(0, device=device)
-            usable = device.type in ("cpu", "cuda", "mps")
-        except (RuntimeError, AssertionError):
-            usable, device = False, torch.device("cpu")
-        if not usable:
-            raise InputError(f"device={self.device!r} cannot be used here; use 'auto' or 'cpu'.")
-        return device
-
-    def _validated(self, X: Matrix, *, reset: bool) -> Matrix:
-        least = 2 if self._unit else 1
-        least_rows = 0 if ranks.active() else 1  # a rank may have no rows, as long as another has some
-        if not isinstance(X, Tensor):
-            types = [np.float32, np.float64, np.float16]  # float16 is widened chunk by chunk
-            sizes: dict[str, Any] = {"ensure_min_samples": least_rows, "ensure_min_features": least if reset else 1}
-            try:  # Samples looks for numbers that are not finite, in the same pass that normalises
-                return validate_data(self, X, reset=reset, dtype=types, ensure_all_finite=False, **sizes)
-            except ValueError as error:
-                raise InputError(str(error)) from error
-        if X.ndim != 2 or X.shape[0] < least_rows or X.shape[1] < least:
-            raise InputError(
-                f"X has shape {tuple(X.shape)}, but a mixture needs (n_samples, n_features) "
-                f"with at least 1 sample and {least} feature{'s' if least > 1 else ''}."
-            )
-        if X.is_complex() or X.dtype == torch.bool:
-            raise InputError(f"X is a tensor of {X.dtype}, but embeddings are real; pass a floating-point tensor.")
-        if reset:
-            self.n_features_in_ = int(X.shape[1])
-        elif X.shape[1] != self.n_features_in_:
-            raise InputError(
-                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} features "
-                f"as input."
-            )
-        return X
-
     def check_parameters(self) -> None:
         """Refuse parameters that no data would suit, as ``fit`` does first."""
         for name in ("n_components", "n_neighbours", "n_init", "max_iter", "merge_floor"):
@@ -477,17 +439,3 @@ class Mixture(DensityMixin, BaseEstimator):
         if self.merge is not None:
             check_one_of("merge", self.merge, (*merge.MERGE_RULES, None))
         self._check_own_parameters()
-
-
-def as_parameter(value: Any, device: torch.device) -> Tensor:
-    """A fitted attribute as the components want it."""
-    return torch.as_tensor(value, dtype=torch.float64).to(device)
-
-
-def in_the_form_of(value: Tensor, X: Matrix) -> Any:
-    """A result in the form the user works in: a tensor on X's device, or an array."""
-    if isinstance(X, Tensor):
-        if X.device.type == "mps" and value.dtype == torch.float64:
-            value = value.float()
-        return value.contiguous().to(X.device)
-    return np.array(value.cpu().numpy())  # a copy: a column would keep the whole table alive

@@ -14,9 +14,10 @@ from torch import Tensor
 from siammm.core.checks import check_at_least, check_number, check_one_of, check_positive
 from siammm.core.errors import InputError
 from siammm.mixture import em, vmf
-from siammm.mixture.base import Matrix, Mixture, as_parameter, in_the_form_of
+from siammm.mixture.base import Mixture
 from siammm.mixture.components import CONCENTRATION_RULES, Components, ConcentrationSettings, VonMisesFisherComponents
 from siammm.mixture.em import AssignmentRule
+from siammm.mixture.forms import Matrix, as_parameter, in_the_form_of
 from siammm.mixture.gaussian import COVARIANCES, Covariance, GaussianComponents
 from siammm.mixture.merge import MergeRule
 from siammm.mixture.samples import Samples

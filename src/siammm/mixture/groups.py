@@ -19,7 +19,7 @@ A sample of ``MOST_ROWS`` rows decides; all others get their group by step 3.
 
 Where the components are as clear as the communities of step 1 and about as many as step 2 says, as in data that is a
 mixture, they take their place, and groups are looked for among them: the *second* nearest component of a sample is hard
-to tell from the first, and counted over all samples this gives a graph of components (``of_components``). Its
+to tell from the first, and counted over all samples this gives a graph of components (``component_graph``). Its
 communities are the groups if they are clearer than those of components that are placed at random.
 
 If the number is given (``so_many``), there is nothing to judge: the groups are so many communities, found twice, the
@@ -27,7 +27,7 @@ second time in the space that is whitened by the covariance within the first, wi
 
 The figures, and the rules that were tried besides, are in ``docs/decisions/0027``, ``0035``, ``0037`` and ``0041``.
 
-Legend:  N samples, M samples that decide, D dimensions, P principal directions, K components, G groups, E edges.
+Legend:  N samples, M samples that decide, D dimensions, P principal directions, K components, G groups.
 """
 
 from __future__ import annotations
@@ -35,20 +35,19 @@ from __future__ import annotations
 # scikit-learn and scipy have no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 from sklearn.utils.extmath import randomized_svd
 
 from siammm.core.errors import InputError
+from siammm.mixture.component_graph import of_components
 from siammm.mixture.covariance import shrunk_covariance
 from siammm.mixture.elbow import elbow, whitened_by_neighbours
-from siammm.mixture.graph import Array, Graph, communities, neighbour_graph, path, so_many_communities
+from siammm.mixture.graph import Array, Graph, neighbour_graph, path, so_many_communities
+from siammm.mixture.group_rule import Groups, as_rows, numbered, unit_rows
 from siammm.mixture.shard import Shard
 
 MOST_ROWS = 3000
@@ -79,60 +78,6 @@ _PRINCIPAL = 64
 _BORDER_STEPS = 2
 # Rows that decide, for each of a number of groups that was given.
 _LEAST_PER_GROUP = 4
-# Neighbours that a component must have on average: the graph of nearest neighbours alone falls apart by itself.
-LEAST_NEIGHBOURS = 3.0
-# Components and groups that share this many of the samples are the same: there is one level.
-_SAME = 0.9
-_VALUES_AT_ONCE = 2**23
-
-
-@dataclass(frozen=True)
-class Groups:
-    """The groups, a rule that gives samples theirs, and the group that most samples of each component are in."""
-
-    label_K: Array
-    """The group of every component, by most of its samples. Groups are numbered by size, the largest first."""
-    ratio: float = 1.0
-    """1 - modularity of the groups, relative to that of one Gaussian; lower is clearer. 1 without groups."""
-    weight_GD: Array | None = None
-    """With ``offset_G``: the linear score of each group. None if no groups were found: then components are groups."""
-    offset_G: Array | None = None
-    unit: bool = False
-    """Whether rows are scaled to unit length before they are scored."""
-
-    @classmethod
-    def none(cls, k: int) -> Groups:
-        """Each of ``k`` components as its own group."""
-        return cls(np.arange(k))
-
-    @property
-    def is_found(self) -> bool:
-        """Whether there are groups that are not simply the components."""
-        return self.weight_GD is not None
-
-    @property
-    def n_groups(self) -> int:
-        """How many there are; without groups, the number of components."""
-        return len(self.label_K) if self.weight_GD is None else len(self.weight_GD)
-
-    def predict(self, X: Any, component_N: Any) -> Array:
-        """The group of each row, given its component, which is its group where no groups were found."""
-        if self.weight_GD is None or self.offset_G is None:
-            return self.label_K[_rows(component_N)]
-        x_ND = _rows(X)
-        group_N = np.empty(len(x_ND), dtype=np.int64)
-        for start, part in _parts(x_ND, unit=self.unit):
-            group_N[start : start + len(part)] = (part @ self.weight_GD.T + self.offset_G).argmax(axis=1)
-        return group_N
-
-    def predict_proba(self, X: Any) -> Array:
-        """The probability of each group for each row, shape (N, G); only where groups were found."""
-        assert self.weight_GD is not None, "no groups were found"
-        assert self.offset_G is not None
-        parts = _parts(_rows(X), unit=self.unit)
-        score_NG = np.concatenate([part @ self.weight_GD.T + self.offset_G for _, part in parts])
-        share_NG = np.exp(score_NG - score_NG.max(axis=1, keepdims=True))
-        return share_NG / share_NG.sum(axis=1, keepdims=True)
 
 
 def found(
@@ -155,7 +100,7 @@ def found(
     rank must call this, and each gets the groups that one process would find with all rows. ``so_many``: the number of
     groups, where it is known.
     """
-    x_ND, nearest_N2 = _rows(X), _rows(nearest_N2)
+    x_ND, nearest_N2 = as_rows(X), as_rows(nearest_N2)
     shard = Shard.of(len(x_ND), together=together)
     if so_many is not None:
         check_number(so_many, shard.n_total)
@@ -165,7 +110,7 @@ def found(
     some_MD = shard.taken(x_ND, chosen).astype(np.float64)
     centre_D, scale = np.zeros(some_MD.shape[1]), 1.0
     if unit:
-        some_MD = _unit(some_MD)
+        some_MD = unit_rows(some_MD)
     else:  # points may lie anywhere, at any scale
         centre_D = some_MD.mean(axis=0)
         scale = float(np.abs(some_MD - centre_D).max()) or 1.0
@@ -197,7 +142,7 @@ def found(
     weight_GP, offset_G = _discriminant(z_MP, label_M)
     weight_GD = weight_GP @ basis_DP.T / scale
     groups = Groups(np.arange(k), ratio, weight_GD, offset_G - weight_GD @ centre_D, unit)
-    return _numbered(groups, x_ND, nearest_N2[:, 0], centre_KD, shard)
+    return numbered(groups, x_ND, nearest_N2[:, 0], centre_KD, shard)
 
 
 def among_samples(X: Any, *, seed: int = 0) -> Groups:
@@ -206,9 +151,9 @@ def among_samples(X: Any, *, seed: int = 0) -> Groups:
     For embeddings of an encoder that is being trained with clusters: its loss draws these together, so that components
     and the elbow would only see them again.
     """
-    x_ND = _rows(X)
+    x_ND = as_rows(X)
     chosen = _drawn(len(x_ND), seed)
-    some_MD = _unit(x_ND[chosen].astype(np.float64))
+    some_MD = unit_rows(x_ND[chosen].astype(np.float64))
     if len(x_ND) < _LEAST_ROWS:
         return Groups.none(1)
     first = _Communities.of(some_MD, unit=True, seed=seed)
@@ -221,39 +166,7 @@ def among_samples(X: Any, *, seed: int = 0) -> Groups:
         label_M = _assigned(z_MP, label_M)
     weight_GP, offset_G = _discriminant(z_MP, label_M)
     groups = Groups(np.zeros(1, dtype=np.int64), first.ratio, weight_GP @ basis_DP.T, offset_G, unit=True)
-    return _numbered(groups, x_ND, np.zeros(len(x_ND), dtype=np.int64), None, Shard(len(x_ND)))
-
-
-def of_directions(weight_GD: Array, ratio: float) -> Groups:
-    """Groups by the scores of directions, as training leaves them."""
-    return Groups(np.zeros(1, dtype=np.int64), ratio, weight_GD, np.zeros(len(weight_GD)), unit=True)
-
-
-def of_these_components(
-    groups: Groups,
-    X: Any,
-    component_N: Any,
-    k: int,
-    centre_KD: Any = None,
-    *,
-    together: bool = False,
-    keeps_all: bool = False,
-) -> Groups:
-    """The same groups for other components: those in which no component has most of its rows are left out.
-
-    Not with ``keeps_all``, for a number that was given. ``together`` as in ``found``.
-    """
-    x_ND, component_N = _rows(X), _rows(component_N)
-    shard = Shard.of(len(x_ND), together=together)
-    if groups.weight_GD is None or groups.offset_G is None:
-        return replace(Groups.none(k), ratio=groups.ratio)
-    weight_GD, offset_G = groups.weight_GD, groups.offset_G
-    while True:  # rows of a group that is left out go to others, which may change who has most
-        groups = replace(groups, label_K=np.arange(k), weight_GD=weight_GD, offset_G=offset_G)
-        present_G = np.unique(_table(groups, x_ND, component_N, k, shard).argmax(axis=1))
-        if keeps_all or len(present_G) == len(offset_G):
-            return _numbered(groups, x_ND, component_N, centre_KD, shard)
-        weight_GD, offset_G = weight_GD[present_G], offset_G[present_G]
+    return numbered(groups, x_ND, np.zeros(len(x_ND), dtype=np.int64), None, Shard(len(x_ND)))
 
 
 def check_number(so_many: int, n_rows: int, *, name: str = "n_groups") -> None:
@@ -273,32 +186,6 @@ def check_number(so_many: int, n_rows: int, *, name: str = "n_groups") -> None:
 def _is_near(k: int, other: int) -> bool:
     """Whether two numbers of groups are the same within a fifth, or one."""
     return abs(k - other) <= max(1.0, _NEAR * max(k, other))
-
-
-def _numbered(groups: Groups, x_ND: Array, component_N: Array, centre_KD: Any, shard: Shard) -> Groups:
-    """These groups by size, with the group of every component; none, if they are the components."""
-    assert groups.weight_GD is not None
-    assert groups.offset_G is not None
-    k = len(groups.label_K)
-    table_KG = _table(groups, x_ND, component_N, k, shard)
-    size_G = table_KG.sum(axis=0)
-    order = np.argsort(-size_G, kind="stable")[: np.count_nonzero(size_G)]
-    label_K = table_KG[:, order].argmax(axis=1)
-    is_same = len(order) == k == len(np.unique(label_K)) and table_KG.max(axis=1).sum() >= _SAME * shard.n_total
-    if is_same or len(order) < 2:
-        return replace(Groups.none(k), ratio=groups.ratio)
-    groups = replace(groups, label_K=label_K, weight_GD=groups.weight_GD[order], offset_G=groups.offset_G[order])
-    empty = np.flatnonzero(~table_KG.any(axis=1))
-    if centre_KD is not None and len(empty):
-        label_K[empty] = groups.predict(_rows(centre_KD)[empty], None)
-    return groups
-
-
-def _table(groups: Groups, x_ND: Array, component_N: Array, k: int, shard: Shard) -> Array:
-    """How many rows of each component are in each group, (K, G), of all ranks."""
-    table_KG = np.zeros((k, groups.n_groups), dtype=np.int64)
-    np.add.at(table_KG, (component_N, groups.predict(x_ND, component_N)), 1)
-    return shard.summed(table_KG)
 
 
 # -- among samples ----------------------------------------------------------------------------------------------------
@@ -337,7 +224,7 @@ def _so_many(x_MD: Array, z_MP: Array, so_many: int) -> Array:
 def _whitened_within(z_MP: Array, label_M: Array) -> Array:
     """The rows as directions, in the space that is whitened by the covariance within these groups."""
     whitening_PP = _within(z_MP, _assigned(z_MP, label_M))[1]
-    return _unit((z_MP - z_MP.mean(axis=0)) @ whitening_PP)
+    return unit_rows((z_MP - z_MP.mean(axis=0)) @ whitening_PP)
 
 
 def _neighbours_of(n: int) -> int:
@@ -360,7 +247,7 @@ class _Communities:
     def of(cls, x_MD: Array, *, unit: bool, seed: int) -> _Communities:
         neighbours, twin_MD = _neighbours_of(len(x_MD)), gaussian_twin(x_MD, seed)
         graph = neighbour_graph(x_MD, neighbours)
-        null = path(neighbour_graph(_unit(twin_MD) if unit else twin_MD, neighbours), _RESOLUTIONS)
+        null = path(neighbour_graph(unit_rows(twin_MD) if unit else twin_MD, neighbours), _RESOLUTIONS)
         loss_of_gaussian = np.array([max(loss, 1e-12) for _, loss in null])
         found = path(graph, _RESOLUTIONS)
         ratios = np.array([loss for _, loss in found]) / loss_of_gaussian
@@ -378,40 +265,6 @@ def gaussian_twin(x_ND: Array, seed: int) -> Array:
     n, mean_D = len(x_ND), x_ND.mean(axis=0)
     weight_NN = np.random.default_rng(seed).standard_normal((n, n), dtype=np.float32) / np.sqrt(n)
     return weight_NN @ (x_ND - mean_D) + mean_D
-
-
-# -- among components -------------------------------------------------------------------------------------------------
-
-
-def of_components(first_N: Array, second_N: Array, k: int, shard: Shard | None = None) -> Array | None:
-    """The group of each of ``k`` components, from the nearest and second nearest of every sample, or None.
-
-    Random graphs have communities too, and the fewer neighbours a component has, the higher their modularity. So it is
-    compared with ``chance``. The components must have been merged until they are separate, because the parts of a
-    single cluster have groups too.
-    """
-    low_N, high_N = np.minimum(first_N, second_N), np.maximum(first_N, second_N)
-    shard = Shard(len(first_N)) if shard is None else shard
-    code_E, count_E = shard.counted((low_N.astype(np.int64) * k + high_N)[low_N != high_N])
-    if k < 3 or not len(code_E):
-        return None
-    low_E, high_E, weight_E = code_E // k, code_E % k, count_E.astype(np.float64)
-    label_K, modularity = communities(low_E, high_E, weight_E, k)
-    neighbours = _neighbours(low_E, high_E, weight_E, k)
-    is_clear = neighbours >= LEAST_NEIGHBOURS and modularity >= chance(neighbours, k)
-    return label_K if is_clear and 0 < label_K.max() < k - 1 else None
-
-
-def chance(neighbours: float, k: int) -> float:
-    """The modularity that ``k`` random components stay below, fitted for 20 to 1,500 in 2 to 256 dimensions."""
-    return (1.05 + 0.3 * max(0.0, math.log10(k / 30))) * neighbours**-0.36
-
-
-def _neighbours(low_E: Array, high_E: Array, weight_E: Array, k: int) -> float:
-    """How many others a component has as neighbours: exp of the entropy of its edges, averaged by what they weigh."""
-    end, weight = np.concatenate([low_E, high_E]), np.concatenate([weight_E, weight_E])
-    degree_K = np.bincount(end, weights=weight, minlength=k)
-    return math.exp(float(-(weight * np.log(weight / degree_K[end])).sum() / weight.sum()))
 
 
 # -- borders ----------------------------------------------------------------------------------------------------------
@@ -454,31 +307,9 @@ def _principal(x_ND: Array, seed: int) -> Array:
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _rows(X: Any) -> Array:
-    """The rows as an array, which may be memory-mapped."""
-    if not isinstance(X, torch.Tensor):
-        return np.asanyarray(X)
-    rows = X.detach().cpu()
-    return (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()  # numpy has no bfloat16
-
-
 def _drawn(n: int, seed: int) -> Array:
     """The rows that decide, in order."""
     random = np.random.default_rng(seed)
     if n > 2**24:  # where a permutation of all rows would take long
         return np.sort(random.choice(n, MOST_ROWS, replace=False, shuffle=False))
     return np.sort(random.permutation(n)[:MOST_ROWS])
-
-
-def _parts(x_ND: Array, *, unit: bool) -> Iterator[tuple[int, Array]]:
-    """The rows a few at a time, each part with the number of its first row."""
-    step = max(1, _VALUES_AT_ONCE // max(1, x_ND.shape[1]))
-    for start in range(0, len(x_ND), step):
-        part = np.asarray(x_ND[start : start + step], dtype=np.float64)
-        yield start, _unit(part) if unit else part
-
-
-def _unit(x_ND: Array) -> Array:
-    """Rows of unit length; rows of zeros stay."""
-    x_ND = x_ND / np.maximum(np.abs(x_ND).max(axis=1, keepdims=True), np.finfo(np.float64).tiny)
-    return x_ND / np.maximum(np.linalg.norm(x_ND, axis=1, keepdims=True), 1e-12)

@@ -24,7 +24,7 @@ in place of dropping them, and ``merged`` without splits at the end.
 
 After ``merge="auto"``, ``siammm cluster`` and ``siammm train`` look for groups among the samples (``groups.py``), whose
 number may differ from that of the components. Where ``siammm cluster`` finds more groups than components are left, it
-fits the mixture again without merging, with up to eight components per group (``commands/find_clusters.py``); training
+fits the mixture again without merging, with up to eight components per group (``cluster/find_clusters.py``); training
 leaves its clusters as they are.
 
 Legend:  K components, D dimensions, P pairs, G groups, zeta the threshold of Eq. 11.

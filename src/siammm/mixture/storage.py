@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from siammm.core.errors import StoredFileError
 from siammm.core.files import written_whole
-from siammm.mixture.groups import Groups
+from siammm.mixture.group_rule import Groups
 from siammm.mixture.merge_tree import Merges
 
 _FORMAT = 1

@@ -17,10 +17,10 @@ from siammm.report.clusters import Rows
 from siammm.report.json_numbers import number
 from siammm.report.schema import Figure, Suspect
 from siammm.runs import evaluation as record
+from siammm.runs import files
 from siammm.runs.run import Run
 
 MOST_SUSPECTS = 1000
-SUSPECTS, SUMMARY = "suspects.parquet", "summary.json"
 """What ``siammm audit`` writes."""
 
 _COLUMNS = frozenset(
@@ -79,7 +79,7 @@ def _is_of_earlier_run(subject: dict[str, Any], run: Run) -> bool:
         "random_state": run.random_state,
         "images": run.facts.get("fingerprint"),
     }
-    images = subject.get("trained_on" if run.clustering is None else "clustered")
+    images = subject.get(run.images_key)
     then = subject | {"images": images.get("fingerprint") if isinstance(images, dict) else None}
     return any(then.get(name) not in (None, value) for name, value in now.items())
 
@@ -110,15 +110,17 @@ def read_suspects(run: Run, given: Path | None, labels: Labels, rows: Rows, note
     where = given
     if where is None:
         where = Path(f"{run.path.resolve().name}-audit")
-        if not (where / SUSPECTS).is_file():
+        if not (where / files.SUSPECTS).is_file():
             if run.label_names is not None and run.data is not None:
                 notes.append(f"Labels were not audited; find suspects with `siammm audit {_command_text(run)}`.")
             return None
     where = where.expanduser()
-    file = where if where.is_file() else where / SUSPECTS
+    file = where if where.is_file() else where / files.SUSPECTS
     if not file.is_file():
-        raise InputError(f"There is no audit in {shown(where)}: it has no {SUSPECTS}; make one with siammm audit.")
-    threshold = _threshold(file.with_name(SUMMARY))
+        raise InputError(
+            f"There is no audit in {shown(where)}: it has no {files.SUSPECTS}; make one with siammm audit."
+        )
+    threshold = _threshold(file.with_name(files.SUMMARY))
     try:
         table = pq.read_table(file)
         table = table.filter(pc.less(table.column("probability"), threshold)).sort_by("rank")  # pyright: ignore[reportAttributeAccessIssue]

@@ -192,8 +192,7 @@ def _note_doubt(run: Run, notes: list[str]) -> None:
     if most > 1 and middle < _DOUBTFUL / most:
         notes.append(
             f"The clusters hardly differ from each other: half of the images belong to theirs with a share of at "
-            f"most {middle:.2f}, where chance is {1 / most:.2f}; "
-            + ("train longer, or on more images." if run.clustering is None else "cluster with another --encoder.")
+            f"most {middle:.2f}, where chance is {1 / most:.2f}; {run.how_to_improve}."
         )
 
 

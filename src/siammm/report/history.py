@@ -87,7 +87,7 @@ def merge_rounds(run: Run) -> list[tuple[float, int, int]]:
 
     Without training there are no epochs, and none of these.
     """
-    if run.clustering is not None:
+    if not run.epochs:
         return []
     n_before = starting_clusters(run)
     rounds: list[tuple[float, int, int]] = []
@@ -121,9 +121,9 @@ def how_found(run: Run) -> schema.HowFound:
     if given.merge == "none":
         size = "the default of --n-components" if given.n_components is None else f"--n-components {given.n_components}"
         number_of = f"The number of clusters was not found but fixed, by --merge none and {size}."
-    elif run.clustering is not None and run.clustering.n_merged is not None:
+    elif run.n_merged is not None:
         number_of = (
-            f"Merging ended with {counted(run.clustering.n_merged, 'cluster')}, fewer than there are groups. So the "
+            f"Merging ended with {counted(run.n_merged, 'cluster')}, fewer than there are groups. So the "
             "groups were found first, and the clusters are parts of them."
         )
     elif n_start > k and k <= given.merge_floor:

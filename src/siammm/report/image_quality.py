@@ -18,7 +18,6 @@ from scipy.fft import dctn
 from scipy.ndimage import uniform_filter, uniform_filter1d
 
 OddKind = Literal["blurred", "dark", "bright", "plain", "shape", "size"]
-KINDS: tuple[OddKind, ...] = ("blurred", "dark", "bright", "plain", "shape", "size")
 
 LOOKED_AT_SIDE = 256
 """Pixels of the longer side at which an image is measured, if it is larger: blur that a reader sees on a screen is seen

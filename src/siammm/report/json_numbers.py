@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 
-def number(value: Any, digits: int = 6, *, otherwise: float = 0.0) -> float:
-    """A finite number, to so many significant digits; ``otherwise`` where it is none."""
+def number(value: Any, digits: int = 6) -> float:
+    """A finite number, to so many significant digits; 0 where it is none."""
     value = float(value)
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else otherwise
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else 0.0
 
 
 def numbers(values: Iterable[Any] | np.ndarray, digits: int = 4) -> list[float]:

@@ -19,6 +19,22 @@ from siammm.metrics.clustering import label_codes
 from siammm.runs import files
 
 
+def assignments_table(
+    *, ids: Any, clusters: Any, groups: Any, probability: Any, outlier_score: Any, labels: Any
+) -> pa.Table:
+    """One row per image or row of a table: its name, cluster, group, probability, outlier score and, if any, label."""
+    columns: dict[str, Any] = {
+        "id": pa.array(ids),
+        "cluster": pa.array(clusters, type=pa.int32()),
+        "group": pa.array(groups, type=pa.int32()),
+        "probability": pa.array(probability),
+        "outlier_score": pa.array(outlier_score),
+    }
+    if labels is not None:
+        columns["label"] = pa.array(labels)
+    return pa.table(columns)
+
+
 def read_assignments(path: Path, n_clusters: int, *, ids_are_text: bool, again: str) -> pa.Table:
     """Read and check the table; ``again`` is what to do if it cannot be read, such as "train again"."""
     try:

@@ -35,6 +35,10 @@ README.md                               the model card
 siammm.onnx                             the whole model for ONNX Runtime
 embeddings.parquet, clusters.parquet    tables of the images and of the clusters
 
+An audit, as ``siammm audit`` leaves it for the report:
+
+suspects.parquet, summary.json
+
 What an interrupted ``siammm cluster`` of images keeps beside its result, until that is written:
 
 rows.npy, rows.json   the embeddings so far, and what they are of
@@ -64,5 +68,9 @@ PRETRAINED_NAMES = (TIMM_WEIGHTS, CONFIG, NETWORKS, MIXTURE, CARD)
 """What ``save_pretrained`` writes and the hub is given."""
 EXPORT_NAMES = frozenset({*PRETRAINED_NAMES, ONNX, IMAGES_TABLE, CLUSTERS_TABLE})
 """What an export consists of; a folder that holds anything else is not replaced."""
+
+SUSPECTS = "suspects.parquet"
+AUDIT_NAMES = frozenset({SUSPECTS, SUMMARY})
+"""What an audit consists of; a folder that holds anything else is not replaced."""
 
 ROWS, ROWS_FACTS = "rows.npy", "rows.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 from siammm.core.errors import InputError
 from siammm.mixture.estimator import VonMisesFisherMixture
 from siammm.runs import files
-from siammm.runs.clustered import Clustered
+from siammm.runs.summary import Summary
 
 
 def load_trained(path: Path, given: str, n_dimensions: int) -> VonMisesFisherMixture:
@@ -17,7 +17,7 @@ def load_trained(path: Path, given: str, n_dimensions: int) -> VonMisesFisherMix
     return mixture
 
 
-def load_clustered(path: Path, given: str, clustering: Clustered) -> VonMisesFisherMixture:
+def load_clustered(path: Path, given: str, clustering: Summary) -> VonMisesFisherMixture:
     """The clusters of ``siammm cluster``, which are of the kind and the number that its summary names."""
     if clustering.family != "von-mises-fisher":
         raise InputError(

@@ -84,8 +84,8 @@ def open_model(
             "epochs": run.epochs,
             "random_state": run.random_state,
             # The images of the run: those that it was trained on, or that it clustered with the encoder named here.
-            "trained_on" if run.clustering is None else "clustered": {"data": run.data, "fingerprint": run.fingerprint},
-            **({} if run.clustering is None else {"clustered_with": run.clustering.encoder_name}),
+            run.images_key: {"data": run.data, "fingerprint": run.fingerprint},
+            **({} if run.encoder_name is None else {"clustered_with": run.encoder_name}),
             # Weights that may have seen labels, or the images that an evaluation tests with.
             **({} if run.started_from is None else {"started_from": run.started_from}),
         },

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from siammm.core.errors import InputError
 from siammm.core.progress import Progress, silent
 from siammm.core.text import printable, shown
 from siammm.data.inventory import Inventory
@@ -16,7 +15,6 @@ from siammm.data.view_settings import ViewSettings
 from siammm.learn import checkpoint
 from siammm.learn.start import NO_WEIGHTS
 from siammm.runs import files, records
-from siammm.runs.clustered import Clustered, is_clustered, read_clustered
 from siammm.runs.network_file import read_header
 from siammm.settings.stored import as_plain
 from siammm.settings.training import ClusteringConfig, TrainConfig
@@ -36,78 +34,54 @@ class RunOrigin:
         return printable(self.path.resolve().name)
 
     @cached_property
-    def clustering(self) -> Clustered | None:
-        """What ``siammm cluster`` noted, if it wrote the folder; None for a training."""
-        is_trained = self.is_finished or self._has_own_config
-        return None if is_trained or not is_clustered(self.path) else read_clustered(self.path / files.SUMMARY)
-
-    @cached_property
     def config(self) -> TrainConfig:
         """The settings of the training."""
-        if self._has_own_config:
-            return self._stored[0]
-        if self.clustering is None:
-            return self._header[0]
-        raise InputError(f"{self.given} {self.clustering.sentence}; give a run that siammm train wrote.")
+        return self._stored[0] if self._has_own_config else self._header[0]
 
-    @property
+    @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings of the command that wrote it, as JSON holds them."""
-        return as_plain(self.config) if self.clustering is None else self.clustering.settings
+        return as_plain(self.config)
 
-    @property
+    @cached_property
     def merging(self) -> ClusteringConfig:
         """How clusters were merged, in the words of the settings of training, whichever command wrote the run."""
-        if self.clustering is None:
-            return self.config.clustering
-        given = self.clustering.settings
-        names = ("n_components", "n_groups", "merge", "merge_threshold", "merge_floor", "merge_share")
-        return ClusteringConfig(**{name: given[name] for name in names if name in given})
+        return self.config.clustering
 
-    @property
+    @cached_property
     def backbone(self) -> str:
         """The name of the network; empty where a table was clustered."""
-        if self.clustering is None:
-            return self.config.network.backbone
-        return "" if self.clustering.encoder is None else printable(self.clustering.encoder["backbone"])
+        return self.config.network.backbone
 
-    @property
+    @cached_property
     def started_from(self) -> str | None:
         """The weights that its training started from; None for random ones, and where nothing was trained."""
-        weights = NO_WEIGHTS if self.clustering is not None else self.config.network.weights
+        weights = self.config.network.weights
         return None if weights == NO_WEIGHTS else printable(weights)
 
-    @property
+    @cached_property
     def method(self) -> str:
         """How it came about: a method of training, or clustering alone."""
-        return self.config.method if self.clustering is None else "cluster"
+        return self.config.method
 
-    @property
+    @cached_property
     def epochs(self) -> int:
         """Epochs of training; 0 where there was none."""
-        return self.config.optimisation.epochs if self.clustering is None else 0
+        return self.config.optimisation.epochs
 
-    @property
+    @cached_property
     def random_state(self) -> int:
         """The seed of everything random."""
-        found = self.clustering
-        return self.config.run.random_state if found is None else int(found.settings["random_state"])
+        return self.config.run.random_state
 
     @cached_property
     def facts(self) -> dict[str, Any]:
         """What training or clustering noted besides its settings, such as versions; empty where it kept none."""
-        found = self.clustering
-        if found is None:
-            return self._stored[1] if self._has_own_config else {}
-        path = {} if found.encoder is None else {"data_path": found.data}
-        facts = {"fingerprint": found.fingerprint, "n_images": found.n_samples, "versions": found.versions}
-        return path | facts
+        return self._stored[1] if self._has_own_config else {}
 
-    @property
+    @cached_property
     def data(self) -> str | None:
         """Its images: those that it was trained on, or that were clustered; None if the folder does not say."""
-        if self.clustering is not None:
-            return self.facts.get("data_path")
         return self.facts.get("data_path", self.config.data) if self._has_own_config else None
 
     @property
@@ -123,15 +97,11 @@ class RunOrigin:
     @cached_property
     def merges(self) -> dict[str, Any]:
         """The tree of merges; empty if the run kept none."""
-        if self.clustering is not None:
-            return {"n_components": self.clustering.n_components}
         return records.read_merges(self.path)
 
-    @property
+    @cached_property
     def n_set_aside(self) -> int:
         """Images that could not be read."""
-        if self.clustering is not None:
-            return self.clustering.n_set_aside
         return records.count_set_aside(self.path)
 
     def checkpoint(self) -> checkpoint.Loaded:

@@ -3,7 +3,7 @@
     run = Run.open("my-run")
     run.config, run.metrics, run.mixture, run.groups, run.cluster_N, run.embeddings, run.images
 
-Legend:  N images of the run, in the order of its table; D dimensions, K clusters.
+Legend:  N images of the run, in the order of its table; B images of a batch, D dimensions.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from __future__ import annotations
 import shlex
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
-import pyarrow as pa
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
@@ -28,42 +27,63 @@ from siammm.data.view_settings import ViewSettings
 from siammm.learn.encode import on_device
 from siammm.learn.networks import Encoder, SiameseNetwork
 from siammm.mixture.estimator import GaussianMixture, VonMisesFisherMixture
-from siammm.mixture.groups import Groups
+from siammm.mixture.group_rule import Groups
 from siammm.runs import files
-from siammm.runs.assignments import group_numbers, groups_of_most_images, named_labels, read_assignments
-from siammm.runs.borrowed_encoder import check_unchanged, open_again
-from siammm.runs.clustered import path_columns, table_again
-from siammm.runs.group_names import GroupNames
+from siammm.runs.assignments import named_labels
+from siammm.runs.clustered_rows import path_columns, table_again
+from siammm.runs.findings import RunFindings
 from siammm.runs.images import RunImages, find_images, find_rows, image_loader, merge_reading, open_images
 from siammm.runs.kept_embeddings import check_all_there, encode_again, map_embeddings
-from siammm.runs.mixture_file import load_clustered, load_trained
-from siammm.runs.network_file import load_network
-from siammm.runs.origin import RunOrigin
-from siammm.runs.pretrained import Backbone, EncoderChoice
-from siammm.runs.selections import Selections
+from siammm.runs.mixture_file import load_clustered
+from siammm.runs.network_file import load_network, network_digest
+from siammm.runs.pretrained import Backbone, EncoderChoice, name_of, open_pretrained
+from siammm.runs.summary import is_clustered, read_summary
 from siammm.settings.training import DataConfig, TrainConfig
 
 
-class Run(RunOrigin):
-    """What ``siammm train``, ``siammm cluster``, ``SiamMM.save``, ``save_pretrained`` or ``siammm export`` left.
+class Run(RunFindings):
+    """What ``siammm train``, ``SiamMM.save``, ``save_pretrained`` or ``siammm export`` left, or ``siammm cluster``.
 
     Each part is read when it is first asked for. A part that is missing or damaged raises an error of one sentence.
+    What ``siammm cluster`` left is a ``ClusteredRun``. Nobody has to ask which of the two a run is: what one has and
+    the other has not is None, 0 or empty there.
     """
 
+    sentence = "was trained"
+    """How it came about, to begin a sentence with after its name."""
+    took_images, images_key = "was trained on", "trained_on"
+    """What it did with its images, in a sentence and as a key in records."""
+    how_to_improve = "train longer, or on more images"
+    """What to do about clusters that hardly differ."""
+    is_exportable = True
+    """Whether its encoder is ours, of this run or another, so that it can be exported."""
+    keeps_rows = False
+    """Whether its files hold all that an exported table has, so that this needs neither its images nor an encoder."""
+    table: str | None = None
+    """The table of embeddings that was clustered; None where images were."""
+    n_merged: int | None = None
+    """The clusters that merging ended with, where these were fewer than the groups and were replaced by finer ones."""
+    encoder_record: dict[str, Any] | None = None
+    """What is noted of the encoder that images were clustered with; None where it was trained on them."""
+    encoder_name: str | None = None
+    """This encoder, as the user named it."""
+
     @classmethod
-    def open(cls, given: str | Path, *, device: torch.device | str = "cpu", progress: Progress = silent) -> Self:
+    def open(cls, given: str | Path, *, device: torch.device | str = "cpu", progress: Progress = silent) -> Run:
         """Open a finished run; its networks will be on ``device``."""
-        run = cls(given, device=device, progress=progress)
+        run = Run(given, device=device, progress=progress)
         if not run.path.is_dir():
             what = "is a file" if run.path.exists() else "does not exist"
             how = "give one that siammm train or siammm cluster wrote"
             hint = _how_to_cluster(run.path) if run.path.is_file() and is_data(run.path) else ""
             raise InputError(f"{run.given} {what}, but a run is a folder; {how}{hint}.")
-        if run.is_finished or run.clustering is not None:
+        if run.is_finished:
             return run
         if run._has_own_config:
             command = f"siammm train --resume {shlex.quote(str(given))}"
             raise InputError(f"The run {run.given} has not finished; continue with: {command}.")
+        if is_clustered(run.path):
+            return ClusteredRun(given, device=device, progress=progress)
         reason = f"is a folder, but no run: it has no {files.ENCODER}, and no {files.SUMMARY} of siammm cluster"
         hint = _how_to_cluster(run.path) if is_data(run.path) else ""
         raise InputError(f"{run.given} {reason}; give one that siammm train or siammm cluster wrote{hint}.")
@@ -98,42 +118,14 @@ class Run(RunOrigin):
     # -- networks ----------------------------------------------------------------------------------------------------
 
     @cached_property
-    def config(self) -> TrainConfig:
-        """The settings of the training; of a run that was clustered with the encoder of another, of that one."""
-        return super().config if self.encoder_run is None else self.encoder_run.config
-
-    @cached_property
     def network(self) -> SiameseNetwork:
         """Both encoders, in evaluation mode; of a run that was clustered, the one that it was clustered with."""
-        found = self.clustering
-        if found is None:
-            return on_device(load_network(self._network_file), self.device)
-        if self.encoder_run is not None:
-            network = self.encoder_run.network
-        else:
-            network = SiameseNetwork(Encoder(self._pretrained.backbone, nn.Identity()), momentum=False).eval()
-        check_unchanged(found, self.given, network, self.view)
-        return network
+        return on_device(load_network(self._network_file), self.device)
 
     @cached_property
     def encoder_run(self) -> Run | None:
-        """The run whose encoder a run of ``siammm cluster`` was clustered with, if it is one of ours."""
-        found = self.clustering
-        if found is None or found.encoder is None or found.encoder["kind"] != "run":
-            return None
-        try:
-            return Run.open(str(found.encoder["path"]), device=self.device)
-        except (SiamMMError, KeyError) as error:
-            which = f"{found.encoder_name}, which cannot be opened ({one_line(error).partition(';')[0]})"
-            raise InputError(
-                f"{self.given} was clustered with the run {which}; put it back, or cluster again."
-            ) from error
-
-    @cached_property
-    def _pretrained(self) -> Backbone:
-        """The pretrained encoder that it was clustered with, opened again by its name."""
-        assert self.clustering is not None
-        return open_again(self.clustering, self.given, self.path / files.SUMMARY, self.device)
+        """The run whose encoder images were clustered with, if it is one of ours, and another than this."""
+        return None
 
     def encoder(self, choice: EncoderChoice = "online") -> Encoder:
         """One of the two encoders."""
@@ -156,200 +148,22 @@ class Run(RunOrigin):
     @cached_property
     def view(self) -> ViewSettings:
         """How images are shown to the encoder without augmentation."""
-        if self.clustering is None:
-            return self._header[1]
-        return self._pretrained.view if self.encoder_run is None else self.encoder_run.view
+        return self._header[1]
 
-    @property
+    @cached_property
     def image_size(self) -> int:
         """Width and height of what the encoder sees; 0 where a table was clustered."""
-        if self.clustering is None:
-            return self.view.size
-        return 0 if self.clustering.encoder is None else int(self.clustering.encoder.get("image_size") or 0)
-
-    # -- clusters ----------------------------------------------------------------------------------------------------
-
-    @property
-    def mixture_file(self) -> Path:
-        """Where its clusters are."""
-        return self.path / files.MIXTURE
-
-    @cached_property
-    def has_clusters(self) -> bool:
-        """Whether it has a mixture; a training may be without."""
-        return self.mixture_file.is_file()
-
-    @cached_property
-    def mixture(self) -> VonMisesFisherMixture:
-        """The clusters."""
-        if not self.has_clusters:
-            raise InputError(
-                f"The run {self.given} has no clusters, because it was trained without a mixture; train with another "
-                "--method or --cluster-loss."
-            )
-        if self.clustering is not None:
-            return load_clustered(self.mixture_file, self.given, self.clustering)
-        return load_trained(self.mixture_file, self.given, self._header[0].network.embedding_dim)
-
-    @property
-    def n_clusters(self) -> int:
-        """Clusters, including those without images."""
-        return int(self.mixture.n_components_) if self.clustering is None else self.clustering.n_clusters
-
-    @property
-    def mean_KD(self) -> np.ndarray:
-        """The mean direction of each cluster."""
-        return torch.as_tensor(self.mixture.mean_directions_).double().cpu().numpy()
-
-    @cached_property
-    def groups(self) -> Groups | None:
-        """The groups, as a rule that gives new images theirs; ``group_N`` has those of the run's own images.
-
-        Every cluster is its own group if no others were found. None in runs of earlier versions, which kept no rule,
-        and in runs without clusters.
-        """
-        if not self.has_clusters:
-            return None
-        if self.clustering is not None and self.clustering.family == "gaussian":
-            return GaussianMixture.load(self.mixture_file).groups_
-        return self.mixture.groups_
-
-    @property
-    def has_groups(self) -> bool:
-        """Whether new images can be given a group that is not simply their cluster."""
-        return self.groups is not None and self.groups.is_found
-
-    # -- the table of images -----------------------------------------------------------------------------------------
-
-    @cached_property
-    def assignments(self) -> pa.Table:
-        """One row per image: id, cluster, group, probability, outlier_score, and label if there are labels."""
-        path, n_clusters = self.path / files.ASSIGNMENTS, self.n_clusters
-        if not path.is_file() and not self._has_own_config:
-            reason = "does not say which images it was trained on"
-            raise InputError(f"{self.given} {reason}; give a run folder that siammm train wrote.")
-        # The ids of a table of embeddings are the user's, and of any type.
-        of_images = self.clustering is None or self.clustering.encoder is not None
-        return read_assignments(path, n_clusters, ids_are_text=of_images, again=self._again)
-
-    @property
-    def _again(self) -> str:
-        return "train again" if self.clustering is None else "cluster again"
-
-    @property
-    def has_assignments(self) -> bool:
-        """Whether the folder says which images the clusters are of."""
-        return (self.path / files.ASSIGNMENTS).is_file()
-
-    @property
-    def n_images(self) -> int:
-        """Images of the run."""
-        return len(self.ids)
-
-    @cached_property
-    def ids(self) -> list[str]:
-        """The names of the images; unique."""
-        return [printable(name) for name in self.assignments.column("id").to_pylist()]
-
-    @cached_property
-    def cluster_N(self) -> np.ndarray:
-        """The cluster of each image."""
-        return self.assignments.column("cluster").to_numpy().astype(np.int64)
-
-    @property
-    def looked_for_groups(self) -> bool:
-        """Whether its table has groups, if only of one cluster each; that of an earlier version has none."""
-        return "group" in self.assignments.column_names
-
-    @cached_property
-    def is_grouped(self) -> bool:
-        """Whether the images have groups that are not simply their clusters."""
-        return self.looked_for_groups and not bool((self._group_column == self.cluster_N).all())
-
-    @cached_property
-    def group_N(self) -> np.ndarray:
-        """The group of each image, as its table says, numbered from 0 without gaps; without groups, its cluster.
-
-        It may be another than that of most images of its cluster: groups are an assignment of their own.
-        """
-        return self._groups[1] if self.is_grouped else self.cluster_N
-
-    @cached_property
-    def n_groups(self) -> int:
-        """Groups of images; as many as clusters if there are none."""
-        return len(self._groups[0]) if self.is_grouped else self.n_clusters
-
-    @cached_property
-    def group_K(self) -> np.ndarray:
-        """The group that most images of each cluster are in. Without groups every cluster is its own.
-
-        A cluster without images is in the group that its centre is in; in runs without a saved rule, in that of the
-        nearest cluster.
-        """
-        if not self.is_grouped:
-            return np.arange(self.n_clusters)
-        group_K, is_filled_K = groups_of_most_images(self.cluster_N, self.group_N, self.n_clusters)
-        filled, empty = np.flatnonzero(is_filled_K), np.flatnonzero(~is_filled_K)
-        if len(empty):
-            nearest = np.argmax(self.mean_KD[empty] @ self.mean_KD[filled].T, axis=1)
-            group_K[empty] = group_K[filled[nearest]]
-        if len(empty) and self.groups is not None and self.groups.is_found:
-            number = {int(value): code for code, value in enumerate(self._groups[0])}
-            by_rule = self.groups.label_K[empty].tolist()
-            group_K[empty] = [number.get(value, near) for value, near in zip(by_rule, group_K[empty], strict=True)]
-        return group_K
-
-    @cached_property
-    def _groups(self) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of groups in the table, and the place of each image's among them."""
-        return np.unique(self._group_column, return_inverse=True)
-
-    @property
-    def _group_column(self) -> np.ndarray:
-        return group_numbers(self.assignments, self.path / files.ASSIGNMENTS, again=self._again)
-
-    @cached_property
-    def group_names(self) -> GroupNames:
-        """The names that a person has given to groups."""
-        return GroupNames(self.path, self.group_N, self.n_groups)
-
-    @cached_property
-    def selections(self) -> Selections:
-        """The images that a person has selected and named."""
-        return Selections(self.path, self.ids)
-
-    @cached_property
-    def probability_N(self) -> np.ndarray:
-        """The share of each image that its cluster has."""
-        return self.assignments.column("probability").to_numpy()
-
-    @cached_property
-    def outlier_N(self) -> np.ndarray:
-        """How unusual each image is, from 0 to 1."""
-        return self.assignments.column("outlier_score").to_numpy()
-
-    @property
-    def label_N(self) -> np.ndarray:
-        """Index in ``label_names``, -1 if there is none."""
-        return self._labels[0]
-
-    @property
-    def label_names(self) -> list[str] | None:
-        """The labels in their order; None if the images have no labels."""
-        return self._labels[1]
-
-    @cached_property
-    def _labels(self) -> tuple[np.ndarray, list[str] | None]:
-        if "label" not in self.assignments.column_names:
-            return np.full(self.n_images, -1), None
-        return named_labels(self.assignments.column("label").to_pylist())
+        return self.view.size
 
     # -- images and embeddings ---------------------------------------------------------------------------------------
 
     def reading(self, given: DataConfig, *, needs_labels: bool = False) -> DataConfig:
         """How to read images: as given, with the run's own names of columns where none are given."""
-        own = self.config.reading if self.clustering is None else self.clustering.reading
-        return merge_reading(given, own, needs_labels=needs_labels)
+        return merge_reading(given, self._own_reading, needs_labels=needs_labels)
+
+    @cached_property
+    def _own_reading(self) -> DataConfig:
+        return self.config.reading
 
     def loader(self, data: str | None, reading: DataConfig, *, progress: Progress = silent) -> Loader:
         """The images in ``data``, or else the run's own, ready to be encoded."""
@@ -367,18 +181,17 @@ class Run(RunOrigin):
     def find_images(self, data: str | None, reading: DataConfig) -> RunImages:
         """Find the images of the run in ``data``, by default where they were; they become ``images``."""
         self._progress("looking for the images", 0, 0)
-        where = str(self.data if data is None else data)
-        if self.clustering is not None and self.clustering.encoder is None:
-            names = [self.ids, *path_columns(self.assignments)]
-            found = find_rows(names, self.clustering.data, data, self.reading(reading))
-        else:
-            found = find_images(self.ids, self.fingerprint, where, self.reading(reading), was_given=data is not None)
+        found = self._found(data, self.reading(reading))
         self.images, source = found, found.source
         # Labels that the run was not told of, if the images have them.
         if source is not None and source.labels is not None and self.label_names is None and found.is_whole:
             codes, names = np.asarray(source.labels)[found.position_N].tolist(), source.label_names
             self._labels = named_labels([names[code] if names else str(code) for code in codes])
         return found
+
+    def _found(self, data: str | None, reading: DataConfig) -> RunImages:
+        where = str(self.data if data is None else data)
+        return find_images(self.ids, self.fingerprint, where, reading, was_given=data is not None)
 
     @property
     def has_embeddings(self) -> bool:
@@ -389,21 +202,126 @@ class Run(RunOrigin):
     def embeddings(self) -> np.ndarray:
         """What was clustered, of unit length, in float16, mapped from its file.
 
-        What the run did not keep is read or encoded again: from the table that was clustered, or from the images.
+        What the run did not keep is made again: by its encoder from its images, or of the rows of its table.
         """
-        if not self.has_embeddings and self.clustering is not None and self.clustering.encoder is None:
-            rows_ND = table_again(self.clustering, self.given)
-            if len(rows_ND) != self.n_images:
-                raise StoredFileError(
-                    f"{self.path / files.ASSIGNMENTS} has {self.n_images:,} rows, but the table has {len(rows_ND):,}; "
-                    "cluster the table again."
-                )
-            return rows_ND
         if not self.has_embeddings:
             check_all_there(self.given, self.images)
             return encode_again(self.given, self.images, self.network, self.view, self._progress)
         shape = (self.n_images, int(self.mixture.n_features_in_))
         return map_embeddings(self.path / files.EMBEDDINGS, shape)
+
+
+class ClusteredRun(Run):
+    """What ``siammm cluster`` left: nothing was trained, and the encoder, if there is one, is not in the folder."""
+
+    took_images, images_key = "clustered", "clustered"
+    how_to_improve = "cluster with another --encoder"
+    keeps_rows = True
+    _again = "cluster again"
+
+    def __init__(self, given: str | Path, *, device: torch.device | str = "cpu", progress: Progress = silent) -> None:
+        super().__init__(given, device=device, progress=progress)
+        self.summary = found = read_summary(self.path / files.SUMMARY)
+        of_images = found.encoder is not None
+        self.sentence, self.settings, self.merging = found.sentence, found.settings, found.merging
+        self.method, self.epochs, self.started_from = "cluster", 0, None
+        self.random_state = int(found.settings["random_state"])
+        self.facts = {"fingerprint": found.fingerprint, "n_images": found.n_samples, "versions": found.versions}
+        self.data, self.table = (found.data, None) if of_images else (None, found.data)
+        self.n_clusters, self.n_merged = found.n_clusters, found.n_merged
+        self.merges = {"n_components": found.n_components}
+        self.n_set_aside, self._own_reading, self._ids_are_text = found.n_set_aside, found.reading, of_images
+        self.encoder_record, self.encoder_name = found.encoder, found.encoder_name
+        self.is_exportable = found.encoder is not None and found.encoder["kind"] == "run"
+        self.backbone = "" if found.encoder is None else printable(found.encoder["backbone"])
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        """The settings of the run that it was clustered with."""
+        if self.encoder_run is None:
+            raise InputError(f"{self.given} {self.sentence}; give a run that siammm train wrote.")
+        return self.encoder_run.config
+
+    @cached_property
+    def encoder_run(self) -> Run | None:
+        """The run that it was clustered with."""
+        if self.encoder_record is None or not self.is_exportable:
+            return None
+        try:
+            return Run.open(str(self.encoder_record["path"]), device=self.device)
+        except (SiamMMError, KeyError) as error:
+            which = f"{self.encoder_name}, which cannot be opened ({one_line(error).partition(';')[0]})"
+            raise InputError(
+                f"{self.given} was clustered with the run {which}; put it back, or cluster again."
+            ) from error
+
+    @cached_property
+    def image_size(self) -> int:
+        """Width and height of what the encoder saw; 0 where a table was clustered."""
+        return 0 if self.encoder_record is None else int(self.encoder_record.get("image_size") or 0)
+
+    @cached_property
+    def _pretrained(self) -> Backbone:
+        """The pretrained encoder that it was clustered with, opened again by its name."""
+        if self.encoder_record is None:
+            raise InputError(
+                f"{self.given} {self.sentence}; give that table, or an encoder such as lite, to this command."
+            )
+        try:
+            name, size = name_of(self.encoder_record), int(self.encoder_record["image_size"])
+        except (KeyError, TypeError, ValueError) as error:
+            where = self.path / files.SUMMARY
+            raise StoredFileError(f"{where} does not say which encoder it was; cluster again.") from error
+        return open_pretrained(name, image_size=size, device=self.device)
+
+    @cached_property
+    def view(self) -> ViewSettings:
+        """How images were shown to the encoder."""
+        return self._pretrained.view if self.encoder_run is None else self.encoder_run.view
+
+    @cached_property
+    def network(self) -> SiameseNetwork:
+        """The encoder, with an empty projector if it is of timm or torchvision; it must be the one that it was then."""
+        if self.encoder_run is not None:
+            network = self.encoder_run.network
+        else:
+            network = SiameseNetwork(Encoder(self._pretrained.backbone, nn.Identity()), momentum=False).eval()
+        digest = network_digest(network.momentum_encoder or network.encoder, self.view)
+        if self.encoder_record is not None and self.encoder_record.get("digest") not in (None, digest):
+            raise InputError(
+                f"The encoder {self.encoder_name} is another than when {self.given} was clustered with it; put the "
+                "earlier one back, or cluster again."
+            )
+        return network
+
+    @cached_property
+    def mixture(self) -> VonMisesFisherMixture:
+        """The clusters."""
+        return load_clustered(self.mixture_file, self.given, self.summary)
+
+    @cached_property
+    def groups(self) -> Groups | None:
+        """The groups; those of Gaussian clusters can be had, too."""
+        is_gaussian = self.summary.family == "gaussian"
+        return GaussianMixture.load(self.mixture_file).groups_ if is_gaussian else super().groups
+
+    def _found(self, data: str | None, reading: DataConfig) -> RunImages:
+        if self.table is None:
+            return super()._found(data, reading)
+        return find_rows([self.ids, *path_columns(self.assignments)], self.table, data, reading)
+
+    @cached_property
+    def embeddings(self) -> np.ndarray:
+        """What was clustered; the rows of a table are read from it again."""
+        if self.table is None or self.has_embeddings:
+            return super().embeddings
+        rows_ND = table_again(self.summary, self.given)
+        if len(rows_ND) != self.n_images:
+            raise StoredFileError(
+                f"{self.path / files.ASSIGNMENTS} has {self.n_images:,} rows, but the table has {len(rows_ND):,}; "
+                "cluster the table again."
+            )
+        return rows_ND
 
 
 def _how_to_cluster(path: Path) -> str:

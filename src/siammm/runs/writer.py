@@ -24,6 +24,7 @@ from siammm.data.set_aside import SetAside
 from siammm.learn import checkpoint
 from siammm.learn.loop import Trained
 from siammm.runs import files
+from siammm.runs.assignments import assignments_table
 from siammm.runs.network_file import save_network
 from siammm.runs.records import read_metrics
 from siammm.settings.stored import as_plain
@@ -139,7 +140,7 @@ class RunWriter:
                 with written_whole(self.path / files.EMBEDDINGS) as scratch, scratch.open("wb") as file:
                     np.save(file, trained.embeddings.astype(np.float16))
                 with written_whole(self.path / files.ASSIGNMENTS) as scratch:
-                    pq.write_table(assignments(trained), scratch)
+                    pq.write_table(_assignments(trained), scratch)
                 write_text(self.path / files.MERGES, json.dumps(_merges(trained)) + "\n")
             save_network(self.path / files.ENCODER, trained.network, trained.config, trained.clean_view)
 
@@ -179,19 +180,16 @@ def check_run_folder(path: Path, *, overwrite: bool) -> None:
     check_new_folder(path, overwrite=overwrite, ours=files.RUN_NAMES, passed_over=frozenset({files.LOCK}))
 
 
-def assignments(trained: Trained) -> pa.Table:
-    """One row per image: its name, cluster, group, probability, outlier score and label."""
+def _assignments(trained: Trained) -> pa.Table:
     assert trained.groups is not None, "a mixture has groups, if only of one cluster each"
-    columns: dict[str, Any] = {
-        "id": pa.array(trained.ids),
-        "cluster": pa.array(trained.clusters, type=pa.int32()),
-        "group": pa.array(trained.group_labels, type=pa.int32()),
-        "probability": pa.array(trained.probability),
-        "outlier_score": pa.array(trained.outlier_score),
-    }
-    if trained.label_values is not None:
-        columns["label"] = pa.array(trained.label_values)
-    return pa.table(columns)
+    return assignments_table(
+        ids=trained.ids,
+        clusters=trained.clusters,
+        groups=trained.group_labels,
+        probability=trained.probability,
+        outlier_score=trained.outlier_score,
+        labels=trained.label_values,
+    )
 
 
 def _merges(trained: Trained) -> dict[str, Any]:

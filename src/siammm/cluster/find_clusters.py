@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
-from siammm.commands.shards import labelled_rows, outlier_scores, refused_together
+from siammm.cluster.shards import labelled_rows, outlier_scores, refused_together
 from siammm.core import ranks
 from siammm.core.errors import InputError, ZeroRowWarning
 from siammm.core.progress import Bar
@@ -24,7 +24,8 @@ from siammm.core.text import counted
 from siammm.data.embedding_table import EmbeddingTable
 from siammm.metrics.clustering import ClusteringScores, clustering_scores
 from siammm.mixture.estimator import GaussianMixture, VonMisesFisherMixture
-from siammm.mixture.groups import Groups, check_number, of_these_components
+from siammm.mixture.group_rule import Groups, of_these_components
+from siammm.mixture.groups import check_number
 from siammm.mixture.numbering import number_by_size
 from siammm.mixture.seeding import default_n_components
 from siammm.mixture.shard import Shard

@@ -1,37 +1,37 @@
-"""A run of ``siammm cluster``: what its summary says, and the rows that it clustered.
+"""``summary.json`` of ``siammm cluster``: what is written into it, and what is read from it again.
 
 The encoder of such a run is not in its folder. The summary names it, with a digest by which it is known again.
-
-Legend:  N images or rows, D dimensions, B rows of a part.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterator
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
+import torch
 
-from siammm.core.errors import InputError, SiamMMError, StoredFileError
+from siammm.cluster.find_clusters import Found, spread_of_components
+from siammm.core.errors import StoredFileError
 from siammm.core.text import one_line, shown
-from siammm.data.array_files import check_fits
-from siammm.data.embedding_table import PATH_KEYS
-from siammm.data.embeddings import read_embeddings
+from siammm.core.version import __version__
+from siammm.data.sources import from_anywhere
+from siammm.mixture.shard import gathered
 from siammm.runs import files
+from siammm.settings.commands import ClusterConfig
 from siammm.settings.stored import reading_from_plain
-from siammm.settings.training import DataConfig
+from siammm.settings.training import ClusteringConfig, DataConfig
 
-_ROWS_AT_ONCE = 32_768
 # Nobody has more, and a list of so many names still fits into memory.
 _MOST_CLUSTERS = 2**24
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clustered:
+class Summary:
     """What ``siammm cluster`` noted of its result, as far as anybody reads it."""
 
     data: str
@@ -68,6 +68,12 @@ class Clustered:
         return f"was clustered with the {kind} {self.encoder_name}, and not trained"
 
     @property
+    def merging(self) -> ClusteringConfig:
+        """How clusters were merged, in the words of the settings of training."""
+        names = ("n_components", "n_groups", "merge", "merge_threshold", "merge_floor", "merge_share")
+        return ClusteringConfig(**{name: self.settings[name] for name in names if name in self.settings})
+
+    @property
     def family(self) -> str:
         """The kind of its components."""
         return str(self.settings.get("family"))
@@ -78,12 +84,12 @@ def is_clustered(folder: Path) -> bool:
     return all((folder / name).is_file() for name in (files.SUMMARY, files.MIXTURE, files.ASSIGNMENTS))
 
 
-def read_clustered(path: Path) -> Clustered:
+def read_summary(path: Path) -> Summary:
     """Read the summary of a result."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         given, settings, encoder = stored["input"], stored["settings"], stored["input"].get("encoder")
-        found = Clustered(
+        found = Summary(
             data=given.get("path", given["file"]),
             fingerprint=given.get("fingerprint"),
             n_samples=int(given["n_samples"]),
@@ -111,58 +117,61 @@ def read_clustered(path: Path) -> Clustered:
     return found
 
 
-def write_clustered(folder: Path, mixture: Any, summary: dict[str, Any], rows: np.ndarray | None = None) -> None:
-    """Write a result, except for its assignments, into an existing folder.
+def summary_of(found: Found, config: ClusterConfig, given: dict[str, Any]) -> dict[str, Any]:
+    """The result and its settings as plain values; ``given`` is what is noted of the images or the table."""
+    mixture, merges = found.mixture, found.mixture.merges_
+    n, d = found.table.n_samples, found.table.embeddings.shape[1]
+    spread = "concentrations" if config.family == "von-mises-fisher" else "variances"
+    return {
+        "input": {"file": str(found.table.source), "n_samples": n, "n_dimensions": d} | given,
+        "n_components": int(mixture.n_components_),
+        "n_groups": found.groups.n_groups,
+        "groups": found.groups.label_K.tolist(),
+        "ratio_of_groups": found.groups.ratio,
+        "n_merged": found.n_merged,
+        "converged": bool(mixture.converged_),
+        "n_iter": int(mixture.n_iter_),
+        "lower_bound": float(mixture.lower_bound_),
+        "sizes": found.sizes.tolist(),
+        "weights": np.asarray(mixture.weights_, dtype=float).tolist(),
+        spread: spread_of_components(mixture).tolist(),
+        "n_components_by_round": None if merges is None else [int(k) for k in merges.n_components],
+        "scores": None if found.scores is None else dataclasses.asdict(found.scores),
+        "scores_of_groups": None if found.group_scores is None else dataclasses.asdict(found.group_scores),
+        "seconds": found.seconds,
+        "settings": dataclasses.asdict(config) | {"n_components": found.n_start},
+        "versions": {"siammm": __version__, "torch": str(torch.__version__), "numpy": np.__version__},
+    }
 
-    ``rows`` are the embeddings of images, of any length.
-    """
-    mixture.save(folder / files.MIXTURE)
-    if rows is not None:
-        with (folder / files.EMBEDDINGS).open("wb") as file:
-            np.lib.format.write_array_header_1_0(
-                file, {"descr": "<f2", "fortran_order": False, "shape": tuple(rows.shape)}
-            )
-            for unit_BD in _unit_parts(rows):
-                file.write(unit_BD.astype("<f2", copy=False).tobytes())
+
+def noted_of_table(found: Found, config: ClusterConfig) -> dict[str, Any]:
+    """By what a table is found and known again; every rank must call this."""
+    path = os.path.abspath(os.path.expanduser(config.data))
+    return {"path": path, "fingerprint": found.table.fingerprint(gathered)}
+
+
+def noted_of_images(facts: dict[str, Any], data: str, encoder: dict[str, Any]) -> dict[str, Any]:
+    """The same of images, by the ``facts`` by which ``unfinished_embeddings`` knows embeddings to be of the same."""
+    return {
+        "path": from_anywhere(data),
+        "fingerprint": facts["images"],
+        "files": facts["files"],
+        "encoder": encoder | {"digest": facts["network"]},
+        "set_aside": facts["set_aside"],
+    }
+
+
+def facts_of_images(folder: Path) -> dict[str, Any]:
+    """These facts, as an earlier result noted them; empty if it noted none that can be read."""
+    try:
+        given = json.loads((folder / files.SUMMARY).read_text(encoding="utf-8"))["input"]
+        facts = {"images": given["fingerprint"], "files": given["files"], "network": given["encoder"]["digest"]}
+        return facts | {"set_aside": given.get("set_aside")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """Write what ``summary_of`` gives into an existing folder."""
     text = json.dumps(summary, indent=2, allow_nan=False, default=str)
     (folder / files.SUMMARY).write_text(text + "\n", encoding="utf-8")
-
-
-def table_again(clustering: Clustered, given: str) -> np.ndarray:
-    """The rows of the table that was clustered, of unit length, in float16; ``given`` is the run's name."""
-    settings, place = clustering.settings, shown(clustering.data)
-    keys: dict[str, Any] = {name: settings.get(name) for name in ("key", "id_column", "label_column")}
-    remedy = "put it back, or cluster the table again"
-    try:
-        table = read_embeddings(clustering.data, **keys)
-    except SiamMMError as error:
-        reason = f"cannot be read ({one_line(error).partition(';')[0]})"
-        raise InputError(f"The table that {given} was clustered from {reason}; {remedy}.") from error
-    if clustering.fingerprint not in (None, table.fingerprint()):
-        raise InputError(f"The table {place} has changed since {given} was clustered from it; {remedy}.")
-    n, d = table.embeddings.shape
-    check_fits(2 * n * d, f"The embeddings of {place}", "use a machine with more memory")
-    unit_ND = np.empty((n, d), np.float16)
-    start = 0
-    for unit_BD in _unit_parts(table.embeddings):
-        unit_ND[start : start + len(unit_BD)] = unit_BD
-        start += len(unit_BD)
-    return unit_ND
-
-
-def path_columns(table: pa.Table) -> list[list[str | None]]:
-    """The columns of a result that may hold the files of images."""
-    named = [name for name in PATH_KEYS if name in table.column_names]
-    return [table.column(name).to_pylist() for name in named if _is_text(table.schema.field(name).type)]
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
-def _unit_parts(rows: np.ndarray) -> Iterator[np.ndarray]:
-    """The rows in float16 and of unit length, a few thousand at a time; rows of zeros stay so."""
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        part_BD = np.asarray(rows[start : start + _ROWS_AT_ONCE], dtype=np.float64)
-        length_B1 = np.linalg.norm(part_BD, axis=1, keepdims=True)
-        yield (part_BD / np.where(length_B1 > 0, length_B1, 1.0)).astype(np.float16)

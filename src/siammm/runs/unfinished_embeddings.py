@@ -1,4 +1,4 @@
-"""Embeddings of images that outlive an interruption: they are kept in a folder until the result is written.
+"""Embeddings of images for a clustering that is not written yet: kept in a folder, they outlive an interruption.
 
 What is there, or in an earlier result, is used again only if it is of the same images, by the same network, shown at
 the same size.
@@ -22,16 +22,18 @@ from siammm.core.files import unwritable, write_text
 from siammm.core.progress import Progress, silent
 from siammm.data.inventory import stamp
 from siammm.data.source import Source
-from siammm.export.rows import encode_to_file
-from siammm.export.tables import ImageTable, image_table
 from siammm.runs import files
+from siammm.runs.encoded_images import encode_to_file
+from siammm.runs.image_table import ImageTable, image_table
 from siammm.runs.images import image_loader
 from siammm.runs.models import Model
 from siammm.runs.network_file import network_digest
+from siammm.runs.summary import facts_of_images
 from siammm.settings.training import DataConfig
 
 # The column of the embeddings in the table of an earlier result, and how many of them are copied at once.
 _COLUMN, _ROWS_AT_ONCE = "embedding", 4096
+_FORMAT = {"format": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +41,8 @@ class Embedded:
     """The embeddings of a set of images."""
 
     table: ImageTable
-    fingerprint: str
-    """Of the images."""
-    stamp: str
-    """Changes with the size or the time of any of their files, too."""
-    network: str
-    """The digest of the network that encoded them, and of how it was shown them."""
-    set_aside: dict[str, str]
-    """Images that could not be read, with the reason."""
+    facts: dict[str, Any]
+    """By which they are known again: the images, their files with size and time, the network, what was set aside."""
     earlier: Path | None
     """The earlier result whose embeddings these are, if they were not made anew."""
 
@@ -66,13 +62,13 @@ def embed_and_keep(
     So are the embeddings of the first of these ``earlier`` results of ``siammm cluster`` that has them.
     """
     progress("opening", 0, 0)
-    fingerprint = source.fingerprint()
     network = network_digest(model.backbone if model.run is None else model.run.embedding_encoder, model.view)
-    facts = {"format": 1, "images": fingerprint, "files": stamp(source), "network": network}
-    kept = _read(folder / files.ROWS_FACTS)
-    goes_on, result = all(kept.get(name) == value for name, value in facts.items()), None
+    facts: dict[str, Any] = {"images": source.fingerprint(), "files": stamp(source), "network": network}
+    kept, result = _read(folder / files.ROWS_FACTS), None
+    goes_on = (facts | _FORMAT).items() <= kept.items()
     if not goes_on:
-        result, kept = next(((one, had) for one in earlier if (had := _facts_of(one, facts))), (None, {}))
+        noted = ((one, facts_of_images(one)) for one in earlier)
+        result, kept = next((pair for pair in noted if facts.items() <= pair[1].items()), (None, {}))
     known_bad = kept.get("set_aside")
     loader = image_loader(source, model.view, reading, device, known_bad=known_bad, progress=progress)
     try:
@@ -82,24 +78,17 @@ def embed_and_keep(
                 # First the rows: others must never lie beside these facts.
                 (folder / files.ROWS).unlink(missing_ok=True)
                 set_aside = dict(loader.set_aside.reasons)
-                write_text(folder / files.ROWS_FACTS, json.dumps(facts | {"set_aside": set_aside}))
+                write_text(folder / files.ROWS_FACTS, json.dumps(_FORMAT | facts | {"set_aside": set_aside}))
             if result is not None:
                 result = _copy_rows(result / files.IMAGES_TABLE, folder / files.ROWS, result)
             rows = model.features if model.run is None else model.run.embedding_rows
             found = encode_to_file(rows, loader, folder / files.ROWS, resume=True, progress=progress)
         except OSError as error:
             raise unwritable(f"The folder {folder}", error, "choose another --output or make room") from error
-        table, set_aside = image_table(loader, found), dict(loader.set_aside.reasons)
+        table, facts["set_aside"] = image_table(loader, found), dict(loader.set_aside.reasons)
     finally:
         loader.close()
-    return Embedded(
-        table=table,
-        fingerprint=fingerprint,
-        stamp=facts["files"],
-        network=network,
-        set_aside=set_aside,
-        earlier=result,
-    )
+    return Embedded(table=table, facts=facts, earlier=result)
 
 
 def forget(folder: Path) -> None:
@@ -113,15 +102,6 @@ def forget(folder: Path) -> None:
 def rows_kept(folder: Path) -> bool:
     """Whether there are rows that the next call may use."""
     return (folder / files.ROWS).is_file()
-
-
-def _facts_of(result: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier result knows of its embeddings, if they are what these facts say; else nothing."""
-    given = _read(result / files.SUMMARY).get("input")
-    if not isinstance(given, dict) or not isinstance(given.get("encoder"), dict):
-        return {}
-    same = {"images": given.get("fingerprint"), "files": given.get("files"), "network": given["encoder"].get("digest")}
-    return given if same.items() <= facts.items() else {}
 
 
 def _copy_rows(table: Path, rows: Path, result: Path) -> Path | None:
