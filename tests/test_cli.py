@@ -139,6 +139,10 @@ USAGE = {
     "demo x": "siammm demo takes flags only, not also x; put quotes around a pattern or a name with spaces.",
     "cluster": "siammm cluster needs DATA; siammm cluster --help says what it is.",
     "compare": "siammm compare needs EVALUATION; siammm compare --help says what it is.",
+    "train x --compile True": "--compile takes no value; use --compile or --no-compile alone.",
+    "cluster x --no-overwrite=yes": "--no-overwrite takes no value; use --overwrite or --no-overwrite alone.",
+    "evaluate x --seeds 0,1": "--seeds takes a whole number, not '0,1'; put spaces between several values.",
+    "train x --epochs None": "--epochs takes a whole number, not 'None'.",
     "sort run": "siammm sort also needs --to; siammm sort --help says what it is.",
 }
 
@@ -157,6 +161,7 @@ def test_wrong_words_are_named_in_a_sentence(arguments: str, capsys: pytest.Capt
         "compare a b c",
         "train --resume run",
         "train x --more-components",
+        "train x --compile --no-fused --concentration-dims None",
     ],
 )
 def test_words_that_are_right_are_left_alone(arguments: str) -> None:

@@ -232,7 +232,7 @@ class EvaluateConfig(_OfImages, _Overwriting):
 class CompareConfig(_Overwriting):
     """Show evaluations side by side, mark the best, and say which scores cannot be compared."""
 
-    evaluations: Annotated[Positional[tuple[Path, ...]], arg(metavar="EVALUATION")]
+    evaluations: Annotated[Positional[tuple[Path, ...]], arg(metavar="EVALUATION [EVALUATION ...]")]
     """Files or folders written by siammm evaluate, or runs whose evaluations are in the current folder."""
 
     output: Path | None = None
