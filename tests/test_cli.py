@@ -115,7 +115,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("Cluster x", "There is no command 'Cluster'; did you mean cluster?"),
         ("--verison", "There is no command '--verison'; did you mean --version?"),
         ("frobnicate", "There is no command 'frobnicate'; siammm --help lists them."),
-        ("photos", "photos is no command; to find the groups in it, use: siammm cluster photos"),
+        ("photos", "photos is not a command; to find the groups in it, use: siammm cluster photos"),
     ],
 )
 def test_did_you_mean(arguments: str, sentence: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,6 +127,7 @@ USAGE = {
     "train x --epoch 3": "siammm train has no flag --epoch; did you mean --epochs?",
     "train x --prest cifar": "siammm train has no flag --prest; did you mean --preset?",
     "cluster x -n 3": "siammm cluster has no flag -n; siammm cluster --help-all lists them.",
+    "cluster x --help-al": "siammm cluster has no flag --help-al; did you mean --help-all?",
     "cluster x --no-merge": "siammm cluster has no flag --no-merge; did you mean --merge?",
     "cluster x --merge foo": "--merge takes auto, paper or none, not 'foo'.",
     "cluster x --n-components=3.5": "--n-components takes a whole number, not '3.5'.",
@@ -145,6 +146,10 @@ USAGE = {
     "train x --epochs None": "--epochs takes a whole number, not 'None'.",
     "sort run": "siammm sort also needs --to; siammm sort --help says what it is.",
 }
+
+
+def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert re.search(r"give a command: demo, train, .*, bench; siammm --help says", refused([], capsys))
 
 
 @pytest.mark.parametrize("arguments", USAGE)

@@ -307,7 +307,7 @@ def test_an_earlier_evaluation_is_kept(here: Path, capsys: pytest.CaptureFixture
     assert evaluate(path, "--protocols", "linear", "--overwrite") == 0
     Path("t-evaluation/mine.txt").write_text("x")
     assert evaluate(path, "--overwrite") == 2
-    assert "'mine.txt', which is no part of an earlier result" in capsys.readouterr().err
+    assert "'mine.txt', which is not part of an earlier result" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

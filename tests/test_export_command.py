@@ -116,10 +116,10 @@ def test_nothing_of_a_user_is_lost(made: Path, here: Path, capsys: pytest.Captur
     card.write_bytes(edited)
     for formats in ("encoder", "tables"):
         assert main([*command, "--overwrite", "--formats", formats]) == 0
-        assert "had been edited, and was kept" in capsys.readouterr().out
+        assert "was edited, so it was not replaced" in capsys.readouterr().out
         assert card.read_bytes() == edited
     (here / "out" / "notes.txt").write_text("mine")
-    assert "holds 'notes.txt', which is no part of an earlier result" in refused([*command, "--overwrite"], capsys)
+    assert "holds 'notes.txt', which is not part of an earlier result" in refused([*command, "--overwrite"], capsys)
     assert (here / "out" / "notes.txt").read_text() == "mine"
 
 

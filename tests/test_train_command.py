@@ -355,7 +355,7 @@ def test_a_run_may_become_longer(begun: Path, capsys: pytest.CaptureFixture[str]
     assert [list(change["epochs"]) for change in stored["changes"]] == [[2, 4], [4, 5]]
     assert len(Run.open("run").metrics) == 5
     assert main(["train", "--resume", "run", "--epochs", "3"]) == 2
-    assert "--epochs is 3, but the run is in epoch 5 already" in capsys.readouterr().err
+    assert "--epochs is 3, but the run is already in epoch 5" in capsys.readouterr().err
 
 
 def test_clusters_begin_when_they_would_have(begun: Path) -> None:
@@ -373,7 +373,7 @@ def test_a_resumed_run_may_be_given_its_own_settings_again(begun: Path) -> None:
 def test_a_resumed_run_refuses_other_images(begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = write_npz(tmp_path, example_images(48, size=(8, 8), n_classes=4, seed=5))
     assert main(["train", str(other), "--resume", str(begun)]) == 2
-    assert "does not hold the images that run was trained on" in capsys.readouterr().err
+    assert "does not contain the images that run was trained on" in capsys.readouterr().err
     next(iter(sorted(Path("images").rglob("*.png")))).unlink()
     assert main(["train", "--resume", str(begun)]) == 2
     assert "does not hold the images" in capsys.readouterr().err

@@ -75,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if not arguments:
+        return _fail(f"give a command: {', '.join(_COMMANDS)}; siammm --help says what each does.", 2)
     if arguments == ["--version"]:
         sys.stdout.write(f"siammm {__version__}\n")
         return 0
@@ -148,7 +150,7 @@ def _no_command(given: str) -> str:
         return f"There is no command {given!r}; did you mean {alike[0]}?"
     if os.path.exists(given):
         command = shlex.join(["siammm", "cluster", printable(given)])
-        return f"{shown(given)} is no command; to find the groups in it, use: {command}"
+        return f"{shown(given)} is not a command; to find the groups in it, use: {command}"
     return f"There is no command {given!r}; siammm --help lists them."
 
 

@@ -93,7 +93,7 @@ def test_text_whose_bytes_are_none(name: str, damaged: str, tmp_path: Path, comm
     output = tmp_path / "out"
     more = TINY if name == "train" else ()
     said = command.refused(name, table, *more, "--output", output)
-    assert "is not a whole Parquet file" in said
+    assert "is not a complete Parquet file" in said
     assert "UTF8" in said
     assert not output.exists()
 

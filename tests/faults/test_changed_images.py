@@ -60,7 +60,7 @@ def test_changed_files_are_named_and_refused(stopped: Path, command: Commands) -
     contents = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
     error = command.refused(*resume(stopped))
     named = ", ".join(str(path.relative_to("images")) for path in changed[:3])
-    assert f"images does not hold the images that run was trained on: 4 changed ({named}, ...);" in error
+    assert f"images does not contain the images that run was trained on: 4 changed ({named}, ...);" in error
     assert "--allow-data-change" in error
     assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == contents
 
@@ -171,7 +171,7 @@ def test_images_that_only_the_fingerprint_tells_apart(stopped: Path, command: Co
     path.write_bytes(data)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     error = command.refused(*resume(stopped))
-    assert "images does not hold the images that run was trained on; put these back" in error
+    assert "images does not contain the images that run was trained on; restore them" in error
     printed = command.done(*resume(stopped, "--allow-data-change"))
     assert "The images have changed (others than before)" in printed
     assert Run.open(stopped).fingerprint == open_source("images").fingerprint()

@@ -99,4 +99,4 @@ def test_a_large_file_that_is_no_image_is_not_read(nursery: Nursery, tmp_path: P
         file.truncate(2**30)
     command = nursery.start(["train", str(root), *TINY], cwd=tmp_path, memory=2**29)
     assert command.wait() == 2
-    assert "large.png', which is not an image in a format that is read" in command.err
+    assert "large.png', which is not an image in a supported format" in command.err

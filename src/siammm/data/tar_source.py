@@ -182,7 +182,9 @@ def _members(shard: Path) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
     except (tarfile.TarError, EOFError, ValueError) as error:
         if isinstance(error, InputError | StoredFileError):
             raise
-        raise StoredFileError(f"{shown(shard)} is not a whole tar file ({one_line(error)}); write it again.") from error
+        raise StoredFileError(
+            f"{shown(shard)} is not a complete tar file ({one_line(error)}); write it again."
+        ) from error
     except OSError as error:
         raise StoredFileError(f"{shown(shard)} cannot be read ({one_line(error)}); check the file.") from error
 
@@ -213,7 +215,7 @@ def _label(
         value: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f'{what} is no JSON ({one_line(error)}); correct it or leave the labels out with --label-key "".'
+            f'{what} is not JSON ({one_line(error)}); correct it or leave the labels out with --label-key "".'
         ) from error
     if not isinstance(value, dict):
         return None

@@ -32,6 +32,6 @@ def check_unchanged(clustering: Clustered, given: str, network: SiameseNetwork, 
     digest = network_digest(network.momentum_encoder or network.encoder, view)
     if clustering.encoder is not None and clustering.encoder.get("digest") not in (None, digest):
         raise InputError(
-            f"The encoder {clustering.encoder_name} is another than when {given} was clustered with it; put the "
-            "earlier one back, or cluster again."
+            f"The encoder {clustering.encoder_name} has changed since {given} was clustered with it; restore the "
+            "earlier one, or cluster again."
         )

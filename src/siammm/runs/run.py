@@ -56,15 +56,15 @@ class Run(RunOrigin):
         run = cls(given, device=device, progress=progress)
         if not run.path.is_dir():
             what = "is a file" if run.path.exists() else "does not exist"
-            how = "give one that siammm train or siammm cluster wrote"
+            how = "give a run folder that siammm train or siammm cluster wrote"
             hint = _how_to_cluster(run.path) if run.path.is_file() and is_data(run.path) else ""
-            raise InputError(f"{run.given} {what}, but a run is a folder; {how}{hint}.")
+            raise InputError(f"{run.given} {what}; {how}{hint}.")
         if run.is_finished or run.clustering is not None:
             return run
         if run._has_own_config:
             command = f"siammm train --resume {shlex.quote(str(given))}"
             raise InputError(f"The run {run.given} has not finished; continue with: {command}.")
-        reason = f"is a folder, but no run: it has no {files.ENCODER}, and no {files.SUMMARY} of siammm cluster"
+        reason = f"is not a run folder: it has no {files.ENCODER} and no {files.SUMMARY} of siammm cluster"
         hint = _how_to_cluster(run.path) if is_data(run.path) else ""
         raise InputError(f"{run.given} {reason}; give one that siammm train or siammm cluster wrote{hint}.")
 
@@ -73,7 +73,7 @@ class Run(RunOrigin):
         """A run to resume: of its parts there are config, facts, metrics and a checkpoint."""
         run = cls(given)
         if not run._has_own_config:
-            reason = f"is not a run folder: it has no {files.CONFIG}"
+            reason = f"is not a run folder: it has no {files.CONFIG}" if run.path.exists() else "does not exist"
             raise InputError(f"{run.given} {reason}; give the folder that siammm train wrote.")
         return run
 
@@ -355,7 +355,7 @@ class Run(RunOrigin):
         """The images in ``data``, or else the run's own, ready to be encoded."""
         where = self.data if data is None else data
         if where is None:
-            raise InputError(f"{self.given} does not bring images with it; give some with --data.")
+            raise InputError(f"{self.given} has no images of its own; give some with --data.")
         reading = self.reading(reading)
         return image_loader(open_images(where, reading), self.view, reading, self.device, progress=progress)
 

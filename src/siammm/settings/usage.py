@@ -186,7 +186,7 @@ def _shortened(value: str) -> str:
 
 
 def _unknown(command: str, flag: str, flags: dict[str, Any]) -> str:
-    known = [f"--{name.replace('_', '-')}" for name in flags]
+    known = [f"--{name.replace('_', '-')}" for name in flags] + ["--help", "--help-all"]
     alike = difflib.get_close_matches(flag, known, n=1)
     remedy = f"did you mean {alike[0]}?" if alike else f"siammm {command} --help-all lists them."
     return f"siammm {command} has no flag {shown(flag)}; {remedy}"
