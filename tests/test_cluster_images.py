@@ -133,7 +133,7 @@ def test_what_is_encoded_is_not_encoded_again(
     with monkeypatch.context() as patched:
         patched.setattr(Model, "features", interrupted)
         assert main(["cluster", photos, *QUICK]) == 130
-    assert "kept in photos-clusters-unfinished, and the same command goes on" in capsys.readouterr().err
+    assert "kept in photos-clusters-unfinished, and the same command continues" in capsys.readouterr().err
     with Path("photos-clusters-unfinished/rows.npy").open("ab") as file:
         file.write(b"half a row")
     shown_to_encoder.clear()
@@ -222,7 +222,7 @@ def test_images_for_a_table_and_a_table_for_images(photos: str, capsys: pytest.C
         "table.npy --label-key x": "--label-key is for images; use --label-column",
         f"{photos} --encoder nowhere": "nowhere does not exist; give a run folder",
         f"{photos} --encoder timm:resnet1888": "timm has no model 'resnet1888'; did you mean",
-        "photos/kind0/00.png": "is one image",
+        "photos/kind0/00.png": "is a single image",
         "nowhere/": "nowhere/ does not exist",
         "~nobody-of-this-name/x": "is not a path",
         f"{'x' * 300}.npy": "cannot be written (File name too long); choose another --output",
@@ -289,7 +289,7 @@ def test_groups_are_listed_first(capsys: pytest.CaptureFixture[str], here: Path)
 
 def test_a_result_is_no_folder_of_images(photos: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("photos/mixture.safetensors").write_bytes(b"")
-    assert "is a result with clusters of its own" in refused(["cluster", photos], capsys)
+    assert "is a result of siammm cluster or train" in refused(["cluster", photos], capsys)
 
 
 @pytest.mark.parametrize(

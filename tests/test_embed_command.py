@@ -142,7 +142,7 @@ def test_a_file_is_never_lost(made: Path, here: Path, capsys: pytest.CaptureFixt
         (lambda made, here: "nowhere", "nowhere does not exist; give a run folder"),
         (lambda made, here: table(here), "is a table of embeddings already"),
         (lambda made, here: unfinished(made, here), "has not finished; continue with: siammm train --resume"),
-        (lambda made, here: empty(here), "is a folder, but no run"),
+        (lambda made, here: empty(here), "is not a run folder"),
         (lambda made, here: "timm:resnet1888", "timm has no model 'resnet1888'; did you mean"),
     ],
 )

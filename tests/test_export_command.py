@@ -153,7 +153,7 @@ def test_without_the_packages_of_onnx(
 
 def test_what_is_refused(made: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["export", str(made), "--device", "cpu"]
-    assert "--hub is 'a b', no name of a repository" in refused([*command, "--hub", "a b"], capsys)
+    assert "--hub is 'a b', which is not the name of a repository" in refused([*command, "--hub", "a b"], capsys)
     no_encoder = refused([*command, "--hub", "me/birds", "--formats", "tables"], capsys)
     assert "--hub pushes the encoder, but --formats leaves it out" in no_encoder
     assert "nowhere does not exist" in refused([*command, "--data", "nowhere"], capsys)

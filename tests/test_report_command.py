@@ -107,7 +107,7 @@ def test_a_size_for_thumbnails(run: Path, here: Path) -> None:
     [
         (
             ["nowhere"],
-            "nowhere does not exist, give a run folder that siammm train or siammm cluster",
+            "nowhere does not exist; give a run folder that siammm train or siammm cluster",
         ),
         (["no-summary"], "no-summary is not a run folder: it has no encoder.safetensors and no summary.json of"),
         (["empty"], "empty is not a run folder: it has no encoder.safetensors"),
@@ -117,7 +117,7 @@ def test_a_size_for_thumbnails(run: Path, here: Path) -> None:
         (["RUN", "--compare", "nowhere"], "nowhere does not exist"),
         (["RUN", "--audit", "empty"], "There is no audit in empty"),
         (["RUN", "--evaluation", "empty"], "There is no evaluation of empty"),
-        (["RUN", "--output", "empty"], "The output empty is a folder, but a file is written"),
+        (["RUN", "--output", "empty"], "The output empty is a folder, but this command writes a file"),
         (["RUN", "--output", "r.pdf"], "The output r.pdf does not end in .html"),
         (["RUN", "--output", "/proc/nothing/r.html"], "The output /proc/nothing/r.html cannot be written"),
         (["RUN", "--max-thumbnails", "-1"], "--max-thumbnails is -1"),

@@ -177,7 +177,7 @@ def test_images_that_are_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[
     np.save("x.npy", four_kinds())
     assert main(["cluster", "x.npy", *QUICK, "--output", "out"]) == 0
     assert "siammm sort" not in capsys.readouterr().out
-    assert "not files of their own" in refused(["sort", "out", "--to", "sorted"], capsys)
+    assert "not separate files" in refused(["sort", "out", "--to", "sorted"], capsys)
     assert not Path("sorted").exists()
 
 

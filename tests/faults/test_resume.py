@@ -32,7 +32,7 @@ def test_a_damaged_checkpoint_is_named(stopped: Path, command: Commands) -> None
     last.write_bytes(last.read_bytes()[:1000])
     printed = command.done("train", "images", "--resume", "run", *runs.little_more(stopped))
     assert "run/checkpoints/last.safetensors is not a checkpoint of siammm, or it is damaged. It is skipped" in printed
-    assert "the run goes on from previous.safetensors, after" in printed
+    assert "the run continues from previous.safetensors, after" in printed
 
 
 def test_a_damaged_checkpoint_does_not_take_the_place_of_the_one_before(stopped: Path, command: Commands) -> None:

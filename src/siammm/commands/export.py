@@ -66,9 +66,7 @@ def _formats(config: ExportConfig, run: Run, console: Console) -> tuple[ExportFo
         wanted = [f"--formats {name}" for name in config.formats if name != "tables"]
         wanted += ["--hub"] if config.hub is not None else []
         if wanted:
-            theirs = (
-                "" if found.encoder is None else ": its encoder is a pretrained model, which you can load by its name"
-            )
+            theirs = "" if found.encoder is None else ", so it contains no encoder to export"
             raise InputError(f"{run.given} {found.sentence}{theirs}; leave {wanted[0]} out to write the tables.")
         return ("tables",)
     if config.formats:
