@@ -157,7 +157,7 @@ def test_models_have_no_embeddings_and_no_images(here: Path, capsys: pytest.Capt
     torch.save(timm.create_model("test_convnext", num_classes=0).state_dict(), "w.pth")
     command = ["embed", "timm:test_convnext:w.pth", "--device", "cpu"]
     assert "only a run has embeddings; leave --what out" in refused([*command, "--what", "embeddings"], capsys)
-    assert "has no images of its own; give some with --data" in refused(command, capsys)
+    assert "comes without images; give some with --data" in refused(command, capsys)
 
 
 def table(here: Path) -> Path:

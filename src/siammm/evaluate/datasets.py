@@ -83,7 +83,7 @@ def open_task(
             reading = subject.run.reading(reading, needs_labels=True)
         where = own if data is None else data
         if where is None:
-            raise InputError(f"{subject.name} has no images of its own; give labelled ones with --data.")
+            raise InputError(f"{subject.name} comes without images; give labelled ones with --data.")
         pair, whole = open_pair(where, test, reading)
         seen = _seen(subject, pair, whole, reading)
     task = Task(subject, pair.train, pair.test, pair.class_names, device, pair.record(), seen, reading)

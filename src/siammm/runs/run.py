@@ -355,7 +355,7 @@ class Run(RunOrigin):
         """The images in ``data``, or else the run's own, ready to be encoded."""
         where = self.data if data is None else data
         if where is None:
-            raise InputError(f"{self.given} has no images of its own; give some with --data.")
+            raise InputError(f"{self.given} comes without images; give some with --data.")
         reading = self.reading(reading)
         return image_loader(open_images(where, reading), self.view, reading, self.device, progress=progress)
 
