@@ -3,7 +3,8 @@
     python benchmarks/restarts.py --minutes 4
 
 Two processes train under ``torchrun --max-restarts`` on the CPU. Every now and then one of them gets a SIGTERM, a
-SIGHUP or a SIGKILL, drawn from a seed; torchrun starts both again, with the same command (``--resume-if-exists``).
+SIGHUP, a SIGKILL or a SIGSTOP, drawn from a seed; torchrun starts both again, with the same command
+(``--resume-if-exists``). After a SIGSTOP the other one notices that it stands still.
 At the end every file of the run is compared with that of a training that was left alone.
 """
 
@@ -34,7 +35,9 @@ SETTINGS = [
     "--optimiser", "sgd", "--learning-rate", "0.1", "--warmup-epochs", "1", "--n-components", "100",
     "--cluster-after", "0", "--device", "cpu", "--no-tensorboard", "--save-every", "0.05", "--resume-if-exists",
 ]  # fmt: skip
-SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL]
+SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP]
+RANK_TIMEOUT = "10"
+"""Seconds after which a process that stands still is lost."""
 _TRIAL_EPOCHS = 40
 
 
@@ -64,7 +67,8 @@ def main() -> None:
         f"{epochs:,} epochs of ten updates: {alone / 60:.1f} minutes if left alone, {seconds / 60:.1f} minutes with "
         f"{len(stops)} stops and restarts. Files that differ in the end: {', '.join(found) or 'none'}. Compared are "
         "networks, mixture, assignments, embeddings, merges, metrics (without the clock), settings, the list of files, "
-        "and the last checkpoint with the optimiser."
+        "and the last checkpoint with the optimiser. A process that stood still was lost after "
+        f"{RANK_TIMEOUT} s (`SIAMMM_RANK_TIMEOUT`)."
     )
     sys.stdout.write(f"{body}\n")
     if args.record:
@@ -82,7 +86,8 @@ def started(folder: Path, output: str, epochs: int) -> subprocess.Popen[bytes]:
     with (folder / f"{output}.log").open("wb") as log:
         return subprocess.Popen(
             [*torchrun, "-m", "siammm", *command], cwd=folder, stdout=log, stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LOOPBACK},
+            env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LOOPBACK,
+                              "SIAMMM_RANK_TIMEOUT": RANK_TIMEOUT},
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The ``siammm`` command: parses the flags, runs the command, and turns failures into one sentence and an exit code.
 
-0 is success, 2 an error that the user can fix, 130 is Ctrl-C. Commands are imported when they run, so that
-``siammm --help`` does not wait for torch.
+0 is success, 2 an error that the user can fix, 75 the loss of another process, 130 Ctrl-C. Commands are imported when
+they run, so that ``siammm --help`` does not wait for torch.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _run(arguments: Sequence[str]) -> int:
         check_shared(config)
         getattr(importlib.import_module(f"siammm.commands.{name}"), name)(config)
     except SiamMMError as error:
-        return _fail(str(error), 2)
+        return _fail(str(error), error.exit_code)
     except Stopped as stopped:
         return _fail(str(stopped), stopped.exit_code)
     except KeyboardInterrupt:

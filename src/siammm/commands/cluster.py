@@ -19,7 +19,7 @@ from siammm.commands.find_clusters import check_before_encoding, find_clusters, 
 from siammm.commands.process import one_process
 from siammm.commands.shards import refused_together
 from siammm.commands.write_clusters import write
-from siammm.core import processes, ranks
+from siammm.core import lost_ranks, processes, ranks
 from siammm.core.errors import InputError, Stopped
 from siammm.core.folders import check_new_folder
 from siammm.core.progress import Bar
@@ -79,7 +79,7 @@ def _joined(device: str) -> Iterator[None]:
     if processes.started_together() == 1:
         yield
         return
-    with processes.setup(device), ranks.ended_together():
+    with processes.setup(device) as context, lost_ranks.noticed(context):
         yield
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from siammm.commands.prepared import PreparedTraining, facts_of_images, output_folder
 from siammm.commands.resume import FINISHED, RESUMABLE, resume, resume_if_begun, state_of
 from siammm.commands.train_messages import announce, show, what_is_quicker
-from siammm.core import processes, ranks
+from siammm.core import lost_ranks, processes, ranks
 from siammm.core.errors import InputError, Stopped
 from siammm.core.memory import is_out_of_memory
 from siammm.core.processes import Context
@@ -46,7 +46,7 @@ def train(config: TrainConfig) -> None:
         other = "--overwrite" if config.overwrite else "--resume"
         raise InputError(f"--resume-if-exists and {other} contradict each other; leave one of them out.")
     together = processes.setup(config.run.device)
-    with together as context, ranks.ended_together(), contextlib.ExitStack() as stack:
+    with together as context, lost_ranks.noticed(context), contextlib.ExitStack() as stack:
         config = _from_any_folder(config)
         console = Console(highlight=False)
         if config.resume_if_exists:

@@ -6,7 +6,10 @@ around any estimator catches ours.
 
 
 class SiamMMError(Exception):
-    """Any failure that the user can do something about; the command line prints its message and exits with 2."""
+    """Any failure that the user can do something about; the command line prints its message and ends."""
+
+    exit_code = 2
+    """An error that stays until the user changes something."""
 
 
 class InputError(SiamMMError, ValueError):
@@ -15,6 +18,13 @@ class InputError(SiamMMError, ValueError):
 
 class StoredFileError(SiamMMError, ValueError):
     """A file that should hold a saved model or a table of embeddings does not, or is damaged."""
+
+
+class LostRankError(SiamMMError, RuntimeError):
+    """Another process of the same training ended, or stands still; starting all of them again may help."""
+
+    exit_code = 75
+    """The usual code for a failure that may pass (``EX_TEMPFAIL``), which schedulers can tell from other errors."""
 
 
 class Stopped(Exception):  # noqa: N818 - a wish that was granted, not an error

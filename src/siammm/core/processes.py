@@ -38,6 +38,8 @@ class Context:
     """This process's number on its own machine."""
     device: torch.device
     """Where this process computes."""
+    store: Any = None
+    """Words that all processes of this start share; None for one alone, and in a group that somebody else set up."""
 
     def __enter__(self) -> Context:
         return self
@@ -61,6 +63,7 @@ def setup(device: str = "auto", *, timeout: timedelta = DEFAULT_TIMEOUT) -> Cont
     world = started_together()
     local = _from_environment("LOCAL_RANK", 0, least=0)
     number = _from_environment("RANK", 0, least=0)
+    shared = None
     joined = dist.is_available() and dist.is_initialized()
     if joined:
         world, number = dist.get_world_size(), dist.get_rank()
@@ -78,16 +81,17 @@ def setup(device: str = "auto", *, timeout: timedelta = DEFAULT_TIMEOUT) -> Cont
         on_gpu = chosen.type == "cuda"
         store, _, _ = next(rendezvous("env://", number, world, timeout=timeout))
         word = _word_of_this_start(store, number, world, timeout)
+        shared = dist.PrefixStore(word, store)  # pyright: ignore[reportPrivateImportUsage] - torch's pages name it
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            store=dist.PrefixStore(word, store),  # pyright: ignore[reportPrivateImportUsage] - torch's pages name it
+            store=shared,
             rank=number,
             world_size=world,
             timeout=timeout,
             device_id=chosen if on_gpu else None,
         )
         _made_here = True
-    return Context(number, world, local, chosen)
+    return Context(number, world, local, chosen, shared)
 
 
 def _word_of_this_start(store: Any, rank: int, world: int, timeout: timedelta) -> str:

@@ -64,17 +64,6 @@ def refused_together(device: torch.device, what: str = "use its input") -> Gener
         raise InputError(f"Rank {refused.index(1)} cannot {what}, so all ranks stop; its own message says why.")
 
 
-@contextmanager
-def ended_together() -> Generator[None]:
-    """If another rank ends while this one waits for it, say so in a sentence."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not active() or (not isinstance(error, dist.DistError) and "gloo" not in str(error)):
-            raise
-        raise InputError("Another rank has ended, so this one stops too; the other's own message says why.") from error
-
-
 def all_reduce_sum(*tensors: Tensor) -> None:
     """Replace each tensor, in place, by its sum over the ranks."""
     if active():
