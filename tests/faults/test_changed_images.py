@@ -149,14 +149,16 @@ def test_a_set_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comm
     command.done("train", "moved.npz", "--resume", "run", "--epochs", "3")
     images.images[int(np.setdiff1d(np.arange(300), open_source("moved.npz").spread(256))[0])] += 1
     write_npz(Path(), images)
-    assert "does not hold the images" in command.refused("train", "images.npz", "--resume", "run", "--epochs", "4")
+    assert "trained on: 1 changed; restore" in command.refused(
+        "train", "images.npz", "--resume", "run", "--epochs", "4"
+    )
     command.done("train", "images.npz", "--resume", "run", "--epochs", "4", "--allow-data-change")
 
 
 def test_a_run_of_an_earlier_version_goes_by_its_fingerprint(stopped: Path, command: Commands) -> None:
     (stopped / "inventory.parquet").unlink()
     files()[0].rename("moved.png")
-    assert "does not hold the images" in command.refused(*resume(stopped))
+    assert "does not contain the images" in command.refused(*resume(stopped))
     Path("moved.png").rename("images/class000/00000.png")
     command.done(*resume(stopped))
     assert not (stopped / "inventory.parquet").exists()

@@ -420,7 +420,7 @@ def test_what_is_no_finished_run(tmp_path: Path, trained: Path) -> None:
         (tmp_path / "nowhere", "does not exist; give a run folder"),
         (tmp_path / "file", "is a file; give a run folder"),
         (tmp_path / "empty", "is not a run folder: it has no encoder.safetensors"),
-        (spoilt("bare", "config.json", "encoder.safetensors"), "it has no encoder.safetensors, and no summary.json"),
+        (spoilt("bare", "config.json", "encoder.safetensors"), "it has no encoder.safetensors and no summary.json"),
         (spoilt("unfinished", "encoder.safetensors"), "has not finished; continue with: siammm train --resume"),
         (spoilt("plain", "mixture.safetensors"), "has no clusters, because it was trained without a mixture"),
         (spoilt("torn", "assignments.parquet"), "assignments.parquet cannot be read"),

@@ -94,8 +94,8 @@ class ClusterConfig(_OfTable, _OnDevice, _Overwriting, _Seeded):
     """Folder to write; by default <name of the data>-clusters in the current folder."""
 
     encoder: str | None = None
-    """For images: the model that encodes them, as lite, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS or a
-    run folder; by default lite, a small network with ImageNet weights."""
+    """For images: encoder to use: lite, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS or a run folder; by
+    default lite, a small network with ImageNet weights."""
 
     image_size: int | None = None
     """For images: width and height of the encoder's input; by default the encoder's own."""
