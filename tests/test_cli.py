@@ -133,6 +133,8 @@ USAGE = {
     "cluster x --n-components=3.5": "--n-components takes a whole number, not '3.5'.",
     "cluster x --init-x 3": "siammm cluster has no flag --init-x; did you mean --init?",
     "cluster x --device --tol 1": "--device needs a value; siammm cluster --help-all says which.",
+    "cluster x --merge": "--merge needs a value: auto, paper or none.",
+    "train x --epochs --fused": "--epochs needs a value: a whole number.",
     "evaluate x --seeds 1 two": "--seeds takes a whole number, not 'two'.",
     "cluster x --concentration y": "--concentration takes per-component, closed-form, shared or a number, not 'y'.",
     f"train x --epochs {80 * 'n'}": f"--epochs takes a whole number, not '{40 * 'n'}...'.",

@@ -213,7 +213,7 @@ def test_images_that_are_gone_or_new(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["sort", str(result), "--to", "sorted"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "have changed since the run (2 are gone)" in said
-    assert "2 images of the run were not found and left out." in said
+    assert "2 images of the run left out: not found." in said
     assert len(rows_of("sorted")) == N - 2
 
 

@@ -432,7 +432,7 @@ def test_what_is_no_finished_run(tmp_path: Path, trained: Path) -> None:
     with pytest.raises(ValueError, match=r"has the shape \(3, 3\), but the run has \(80, 16\); remove it"):
         opened(other)
     rewrite(other, cluster=[99] * 80)
-    with pytest.raises(ValueError, match=r"names a cluster that mixture\.safetensors has not"):
+    with pytest.raises(ValueError, match=r"names a cluster that mixture\.safetensors does not have"):
         opened(other)
 
 

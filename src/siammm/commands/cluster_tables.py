@@ -114,7 +114,7 @@ def size_table(
 
 def score_table(scores: ClusteringScores, of_groups: ClusteringScores | None = None) -> Table:
     """Agreement of clusters and groups with the labels."""
-    left_out = f", {scores.n_unlabelled:,} without a label are not counted" if scores.n_unlabelled else ""
+    left_out = f", not counting {scores.n_unlabelled:,} without a label" if scores.n_unlabelled else ""
     title = f"Against the labels: {scores.n_classes:,} classes, {scores.n_samples:,} samples{left_out}"
     table = Table(title=title, title_justify="left")
     names = {"AMI": "ami", "NMI": "nmi", "ARI": "ari"}

@@ -31,7 +31,7 @@ def sort(config: SortConfig) -> None:
     for note in run.images.notes:
         console.print(escape(note), style="yellow", soft_wrap=True)
     if done.n_missing:
-        console.print(f"{counted(done.n_missing, 'image')} of the run were not found and left out.", style="yellow")
+        console.print(f"{counted(done.n_missing, 'image')} of the run left out: not found.", style="yellow")
     how = "copied" if config.copy else "linked"
     console.print(
         f"[bold green]{counted(done.n_images, 'image')}[/] {how} into {counted(done.n_folders, 'folder')}, one for "

@@ -76,7 +76,7 @@ def setup(device: str = "auto", *, timeout: timedelta = DEFAULT_TIMEOUT) -> Cont
         missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
             raise InputError(
-                f"WORLD_SIZE is {world}, but {' and '.join(missing)} is not set; start the processes with torchrun."
+                f"WORLD_SIZE is {world}, so {' and '.join(missing)} must be set; start the processes with torchrun."
             )
         on_gpu = chosen.type == "cuda"
         store, _, _ = next(rendezvous("env://", number, world, timeout=timeout))

@@ -79,7 +79,8 @@ def _sorted(command: str, kind: type, words: Sequence[str]) -> _Words:
         several = get_origin(_without_none(wanted)) is tuple
         values = [given] if equals else _values(rest, several=several)
         if not values and not several:
-            found.faults.append(f"{flag} needs a value; siammm {command} --help-all says which.")
+            choices = "" if _takes_any_word(wanted) else f": {_described(wanted)}"
+            found.faults.append(f"{flag} needs a value{choices or f'; siammm {command} --help-all says which'}.")
         for value in values:
             if not _is_one(wanted, value):
                 hint = "; put spaces between several values" if several and "," in value else ""
@@ -164,6 +165,10 @@ def _reads(kind: Any, value: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _takes_any_word(kind: Any) -> bool:
+    return any(get_origin(member) is not Literal and member not in (int, float) for member in _members(kind))
 
 
 def _described(kind: Any) -> str:
