@@ -378,7 +378,7 @@ def test_files_of_labels_that_are_refused(table: Path, capsys: pytest.CaptureFix
 
 def test_runs_that_are_refused(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(trained / "run")
-    assert "is a folder, but no run" in refused(["audit", str(tmp_path)], capsys)
+    assert "is not a run folder" in refused(["audit", str(tmp_path)], capsys)
     assert "leave --key out" in refused(["audit", run, "--key", "x"], capsys)
     assert "does not exist" in refused(["audit", run, "--data", str(tmp_path / "gone")], capsys)
     np.save(tmp_path / "images.npy", np.zeros((30, 8, 8, 3), np.uint8))

@@ -79,7 +79,7 @@ def test_an_earlier_file_is_kept(benched: tuple[Path, str], capsys: pytest.Captu
     [
         (["--seconds", "0"], "--seconds is 0"),
         (["--batch-size", "1"], "--batch-size is 1"),
-        (["--device", "tpu"], "device='tpu' cannot be used here"),
+        (["--device", "tpu"], "The device 'tpu' is not available here"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,7 @@ def test_a_run_of_several_processes_is_refused(
     context = processes.Context(rank=0, world_size=2, local_rank=0, device=torch.device("cpu"))
     monkeypatch.setattr(processes, "setup", lambda device: context)
     assert main(["bench"]) == 2
-    assert "bench runs in one process, but there are 2" in capsys.readouterr().err
+    assert "bench runs in one process, but 2 were started" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,7 +115,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("Cluster x", "There is no command 'Cluster'; did you mean cluster?"),
         ("--verison", "There is no command '--verison'; did you mean --version?"),
         ("frobnicate", "There is no command 'frobnicate'; siammm --help lists them."),
-        ("photos", "photos is no command; to find the groups in it, use: siammm cluster photos"),
+        ("photos", "photos is not a command; to find the groups in it, use: siammm cluster photos"),
     ],
 )
 def test_did_you_mean(arguments: str, sentence: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,11 +127,14 @@ USAGE = {
     "train x --epoch 3": "siammm train has no flag --epoch; did you mean --epochs?",
     "train x --prest cifar": "siammm train has no flag --prest; did you mean --preset?",
     "cluster x -n 3": "siammm cluster has no flag -n; siammm cluster --help-all lists them.",
+    "cluster x --help-al": "siammm cluster has no flag --help-al; did you mean --help-all?",
     "cluster x --no-merge": "siammm cluster has no flag --no-merge; did you mean --merge?",
     "cluster x --merge foo": "--merge takes auto, paper or none, not 'foo'.",
     "cluster x --n-components=3.5": "--n-components takes a whole number, not '3.5'.",
     "cluster x --init-x 3": "siammm cluster has no flag --init-x; did you mean --init?",
     "cluster x --device --tol 1": "--device needs a value; siammm cluster --help-all says which.",
+    "cluster x --merge": "--merge needs a value: auto, paper or none.",
+    "train x --epochs --fused": "--epochs needs a value: a whole number.",
     "evaluate x --seeds 1 two": "--seeds takes a whole number, not 'two'.",
     "cluster x --concentration y": "--concentration takes per-component, closed-form, shared or a number, not 'y'.",
     f"train x --epochs {80 * 'n'}": f"--epochs takes a whole number, not '{40 * 'n'}...'.",
@@ -139,8 +142,16 @@ USAGE = {
     "demo x": "siammm demo takes flags only, not also x; put quotes around a pattern or a name with spaces.",
     "cluster": "siammm cluster needs DATA; siammm cluster --help says what it is.",
     "compare": "siammm compare needs EVALUATION; siammm compare --help says what it is.",
+    "train x --compile True": "--compile takes no value; use --compile or --no-compile alone.",
+    "cluster x --no-overwrite=yes": "--no-overwrite takes no value; use --overwrite or --no-overwrite alone.",
+    "evaluate x --seeds 0,1": "--seeds takes a whole number, not '0,1'; put spaces between several values.",
+    "train x --epochs None": "--epochs takes a whole number, not 'None'.",
     "sort run": "siammm sort also needs --to; siammm sort --help says what it is.",
 }
+
+
+def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert re.search(r"give a command: demo, train, .*, bench; siammm --help says", refused([], capsys))
 
 
 @pytest.mark.parametrize("arguments", USAGE)
@@ -157,6 +168,7 @@ def test_wrong_words_are_named_in_a_sentence(arguments: str, capsys: pytest.Capt
         "compare a b c",
         "train --resume run",
         "train x --more-components",
+        "train x --compile --no-fused --concentration-dims None",
     ],
 )
 def test_words_that_are_right_are_left_alone(arguments: str) -> None:

@@ -133,7 +133,7 @@ def test_what_is_encoded_is_not_encoded_again(
     with monkeypatch.context() as patched:
         patched.setattr(Model, "features", interrupted)
         assert main(["cluster", photos, *QUICK]) == 130
-    assert "kept in photos-clusters-unfinished, and the same command goes on" in capsys.readouterr().err
+    assert "kept in photos-clusters-unfinished, and the same command continues" in capsys.readouterr().err
     with Path("photos-clusters-unfinished/rows.npy").open("ab") as file:
         file.write(b"half a row")
     shown_to_encoder.clear()
@@ -159,7 +159,7 @@ def test_the_embeddings_of_an_earlier_result_are_used_again(
     for more in (["--output", "three"], ["--overwrite"]):
         assert main(["cluster", photos, *QUICK, *fixed, *more]) == 0
         said = " ".join(capsys.readouterr().out.split())
-        assert "No image has changed since photos-clusters was made: its embeddings are used again." in said
+        assert "The images have not changed since photos-clusters was made, so its embeddings are reused." in said
     assert sum(shown_to_encoder) == N
     assert pq.read_table("photos-clusters/embeddings.parquet").equals(before)
     assert json.loads(Path("three/summary.json").read_text())["n_components"] == 3
@@ -220,9 +220,9 @@ def test_images_for_a_table_and_a_table_for_images(photos: str, capsys: pytest.C
         f"{photos} --label-column x": "holds images, and --label-column is for a table of embeddings; use --label-key",
         "table.npy --encoder lite": "table.npy is a table of embeddings, and --encoder is for images",
         "table.npy --label-key x": "--label-key is for images; use --label-column",
-        f"{photos} --encoder nowhere": "nowhere does not exist, but a run is a folder",
+        f"{photos} --encoder nowhere": "nowhere does not exist; give a run folder",
         f"{photos} --encoder timm:resnet1888": "timm has no model 'resnet1888'; did you mean",
-        "photos/kind0/00.png": "is one image",
+        "photos/kind0/00.png": "is a single image",
         "nowhere/": "nowhere/ does not exist",
         "~nobody-of-this-name/x": "is not a path",
         f"{'x' * 300}.npy": "cannot be written (File name too long); choose another --output",
@@ -235,10 +235,10 @@ def test_images_for_a_table_and_a_table_for_images(photos: str, capsys: pytest.C
     ("flags", "sentence"),
     [
         ([], "one/ holds 1 image, but clusters need 2 or more; give a folder with more images."),
-        (["--n-components", "41"], "--n-components is 41, but photos/ holds 40 images; ask for at most as many"),
+        (["--n-components", "41"], "--n-components is 41, but photos/ holds 40 images; use at most as many"),
         (["--n-groups", "11"], "--n-groups is 11, but 40 samples can have 2 to 10 groups"),
         (["--merge", "none"], "With --merge none the number of clusters is needed; add --n-components."),
-        (["--temperature", "0"], "temperature is 0.0"),
+        (["--temperature", "0"], "--temperature is 0.0"),
         (["--init", "nowhere.safetensors"], "nowhere.safetensors"),
     ],
 )
@@ -260,7 +260,7 @@ def test_what_is_refused_before_an_encoder_is_opened(
 
 def test_clusters_that_are_the_groups_are_said_to_be(photos: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Unless nobody has looked for groups."""
-    sentence = "No groups other than these were found: each cluster is a group."
+    sentence = "No other groups were found: each cluster is a group."
     assert main(["cluster", photos, *QUICK]) == 0
     assert sentence not in capsys.readouterr().out
     assert main(["cluster", photos, *QUICK, "--merge", "auto", "--merge-floor", "2", "--overwrite"]) == 0
@@ -289,7 +289,7 @@ def test_groups_are_listed_first(capsys: pytest.CaptureFixture[str], here: Path)
 
 def test_a_result_is_no_folder_of_images(photos: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("photos/mixture.safetensors").write_bytes(b"")
-    assert "is a result with clusters of its own" in refused(["cluster", photos], capsys)
+    assert "is a result of siammm cluster or train" in refused(["cluster", photos], capsys)
 
 
 @pytest.mark.parametrize(

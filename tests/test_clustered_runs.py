@@ -96,7 +96,7 @@ def test_embeddings_that_were_not_kept_are_made_again(result: Path, here: Path) 
 def test_an_encoder_that_has_changed_is_refused(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(result, "copy")
     _edit("copy", lambda summary: summary["input"]["encoder"].update(digest="0" * 64))
-    sentence = "The encoder lite is another than when copy was clustered with it; put the earlier one back"
+    sentence = "The encoder lite has changed since copy was clustered with it; restore the earlier one"
     assert sentence in refused(["embed", "copy", "--device", "cpu"], capsys)
     assert main(["report", "copy", "--no-open"]) == 0  # which needs none
 
@@ -269,7 +269,10 @@ def test_a_pretrained_encoder_is_not_exported(
     flags: list[str], result: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentence = refused(["export", str(result), *flags, "--device", "cpu"], capsys)
-    assert "was clustered with the pretrained encoder lite, and not trained: its encoder is not ours" in sentence
+    assert (
+        "was clustered with the pretrained encoder lite, and not trained, so it contains no encoder to export"
+        in sentence
+    )
     assert f"leave {'--hub' if '--hub' in flags else f'--formats {flags[-1]}'} out to write the tables" in sentence
 
 
@@ -333,7 +336,7 @@ def test_a_run_of_ours_as_the_encoder(trained: Path, capsys: pytest.CaptureFixtu
     _edit("alone", lambda summary: summary["input"]["encoder"].update(path="/nowhere"))
     sentence = refused(["embed", "alone", "--device", "cpu"], capsys)
     assert "was clustered with the run" in sentence
-    assert "which cannot be opened (/nowhere does not exist, but a run is a folder); put it back" in sentence
+    assert "which cannot be opened (/nowhere does not exist); put it back" in sentence
     assert main(["export", "alone", "--formats", "tables", "--device", "cpu"]) == 0
 
 

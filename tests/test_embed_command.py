@@ -139,10 +139,10 @@ def test_a_file_is_never_lost(made: Path, here: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda made, here: "nowhere", "nowhere does not exist, but a run is a folder"),
+        (lambda made, here: "nowhere", "nowhere does not exist; give a run folder"),
         (lambda made, here: table(here), "is a table of embeddings already"),
         (lambda made, here: unfinished(made, here), "has not finished; continue with: siammm train --resume"),
-        (lambda made, here: empty(here), "is a folder, but no run"),
+        (lambda made, here: empty(here), "is not a run folder"),
         (lambda made, here: "timm:resnet1888", "timm has no model 'resnet1888'; did you mean"),
     ],
 )
@@ -157,7 +157,7 @@ def test_models_have_no_embeddings_and_no_images(here: Path, capsys: pytest.Capt
     torch.save(timm.create_model("test_convnext", num_classes=0).state_dict(), "w.pth")
     command = ["embed", "timm:test_convnext:w.pth", "--device", "cpu"]
     assert "only a run has embeddings; leave --what out" in refused([*command, "--what", "embeddings"], capsys)
-    assert "does not bring images with it; give some with --data" in refused(command, capsys)
+    assert "comes without images; give some with --data" in refused(command, capsys)
 
 
 def table(here: Path) -> Path:

@@ -125,7 +125,7 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(fitted: SiamMM, tmp_path: 
         small(colour=1).fit(small_images())
     with pytest.raises(InputError, match="preset is 'large'"):
         SiamMM(preset="large").fit(small_images())  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match="does not exist, but a run is a folder"):
+    with pytest.raises(InputError, match="does not exist; give a run folder"):
         SiamMM.load(tmp_path / "nothing")
 
 

@@ -292,7 +292,7 @@ def test_tables_side_by_side(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "add --overwrite" in capsys.readouterr().err
     assert main(["compare", "one-evaluation", "two-evaluation", "--output", "t.md", "--overwrite"]) == 0
     assert main(["compare", "one-evaluation"]) == 2
-    assert "There is 1 evaluation to compare; give two or more." in capsys.readouterr().err
+    assert "siammm compare needs at least two evaluations, but 1 was given." in capsys.readouterr().err
     assert main(["compare", "one-evaluation", "three"]) == 2
     assert "There is no evaluation of three" in capsys.readouterr().err
 
@@ -307,7 +307,7 @@ def test_an_earlier_evaluation_is_kept(here: Path, capsys: pytest.CaptureFixture
     assert evaluate(path, "--protocols", "linear", "--overwrite") == 0
     Path("t-evaluation/mine.txt").write_text("x")
     assert evaluate(path, "--overwrite") == 2
-    assert "'mine.txt', which is no part of an earlier result" in capsys.readouterr().err
+    assert "'mine.txt', which is not part of an earlier result" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

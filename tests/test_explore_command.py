@@ -24,7 +24,7 @@ def test_what_cannot_be_served_is_said_in_one_sentence(tmp_path: Path, capsys: p
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for arguments, message in (
-            ([tmp_path / "nowhere", "--port", 0], "does not exist, but a run is a folder"),
+            ([tmp_path / "nowhere", "--port", 0], "does not exist; give a run folder"),
             ([folder, "--port", port], f"Port {port} is in use; give another --port, or 0 for any that is free."),
             ([folder, "--port", 99_999], "--port is 99999, but ports are 0 to 65535"),
             ([folder, "--port", 0, "--data", "gone"], "gone does not exist"),

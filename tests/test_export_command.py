@@ -116,10 +116,10 @@ def test_nothing_of_a_user_is_lost(made: Path, here: Path, capsys: pytest.Captur
     card.write_bytes(edited)
     for formats in ("encoder", "tables"):
         assert main([*command, "--overwrite", "--formats", formats]) == 0
-        assert "had been edited, and was kept" in capsys.readouterr().out
+        assert "was edited, so it was not replaced" in capsys.readouterr().out
         assert card.read_bytes() == edited
     (here / "out" / "notes.txt").write_text("mine")
-    assert "holds 'notes.txt', which is no part of an earlier result" in refused([*command, "--overwrite"], capsys)
+    assert "holds 'notes.txt', which is not part of an earlier result" in refused([*command, "--overwrite"], capsys)
     assert (here / "out" / "notes.txt").read_text() == "mine"
 
 
@@ -153,7 +153,7 @@ def test_without_the_packages_of_onnx(
 
 def test_what_is_refused(made: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["export", str(made), "--device", "cpu"]
-    assert "--hub is 'a b', no name of a repository" in refused([*command, "--hub", "a b"], capsys)
+    assert "--hub is 'a b', which is not the name of a repository" in refused([*command, "--hub", "a b"], capsys)
     no_encoder = refused([*command, "--hub", "me/birds", "--formats", "tables"], capsys)
     assert "--hub pushes the encoder, but --formats leaves it out" in no_encoder
     assert "nowhere does not exist" in refused([*command, "--data", "nowhere"], capsys)

@@ -76,7 +76,7 @@ def test_a_folder_that_is_not_ours(here: Path, tmp_path: Path, capsys: pytest.Ca
     (here / "r_files").mkdir()
     (here / "r_files" / "thesis.tex").write_text("mine")
     assert report(folder, "--output", "r.html", "--overwrite") == 2
-    assert "holds 'thesis.tex', which is no part of an earlier result" in capsys.readouterr().err
+    assert "holds 'thesis.tex', which is not part of an earlier result" in capsys.readouterr().err
     assert (here / "r_files" / "thesis.tex").read_text() == "mine"
     assert not (here / "r.html").exists()
 
@@ -107,18 +107,18 @@ def test_a_size_for_thumbnails(run: Path, here: Path) -> None:
     [
         (
             ["nowhere"],
-            "nowhere does not exist, but a run is a folder; give one that siammm train or siammm cluster",
+            "nowhere does not exist; give a run folder that siammm train or siammm cluster",
         ),
-        (["no-summary"], "no-summary is a folder, but no run: it has no encoder.safetensors, and no summary.json of"),
-        (["empty"], "empty is a folder, but no run: it has no encoder.safetensors"),
+        (["no-summary"], "no-summary is not a run folder: it has no encoder.safetensors and no summary.json of"),
+        (["empty"], "empty is not a run folder: it has no encoder.safetensors"),
         (["unfinished"], "The run unfinished has not finished; continue with: siammm train --resume unfinished."),
         (["RUN", "--data", "gone"], "gone does not exist; check the path."),
         (["RUN", "--data", "digits"], "The images in digits are not those of the run"),
         (["RUN", "--compare", "nowhere"], "nowhere does not exist"),
         (["RUN", "--audit", "empty"], "There is no audit in empty"),
         (["RUN", "--evaluation", "empty"], "There is no evaluation of empty"),
-        (["RUN", "--output", "empty"], "The output empty is a folder, but a file is written"),
-        (["RUN", "--output", "r.pdf"], "The output r.pdf is a page, so its name ends in .html"),
+        (["RUN", "--output", "empty"], "The output empty is a folder, but this command writes a file"),
+        (["RUN", "--output", "r.pdf"], "The output r.pdf does not end in .html"),
         (["RUN", "--output", "/proc/nothing/r.html"], "The output /proc/nothing/r.html cannot be written"),
         (["RUN", "--max-thumbnails", "-1"], "--max-thumbnails is -1"),
         (["RUN", "--thumbnail-size", "4"], "--thumbnail-size is 4, but it must be from 8 to 512."),
@@ -178,7 +178,7 @@ def test_no_browser_is_no_fault(
     monkeypatch.setenv("BROWSER", "something")
     monkeypatch.setattr(webbrowser, "open", broken)
     assert main(["report", str(run), "--device", "cpu"]) == 0
-    assert "There is no browser to show it with here" in capsys.readouterr().out
+    assert "No browser was found here" in capsys.readouterr().out
     with pytest.raises(ValueError, match="javascript"):
         open_page("javascript:alert(1)")
 

@@ -160,7 +160,7 @@ def test_nothing_is_replaced(result: Path, capsys: pytest.CaptureFixture[str]) -
         "mine": "The output folder mine is not empty; choose another --to.",
         "file": "The output file is a file, but a folder is needed; choose another --to.",
         str(photos): "is not empty; choose another --to.",
-        str(photos / "kind0" / "sorted"): "lies within the folder of the images",
+        str(photos / "kind0" / "sorted"): "is inside the folder of the images",
         "/proc/nothing": "cannot be written",
     }.items():
         assert sentence in refused(["sort", str(result), "--to", to], capsys)
@@ -173,16 +173,16 @@ def test_nothing_is_replaced(result: Path, capsys: pytest.CaptureFixture[str]) -
 def test_images_that_are_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = made_run(tmp_path, n=20)
     sentence = refused(["sort", str(run), "--to", "sorted"], capsys)
-    assert "made-images.npy, not files of their own: there is nothing to link to or to copy; siammm export" in sentence
+    assert "made-images.npy, not separate files, so they cannot be linked or copied; siammm export" in sentence
     np.save("x.npy", four_kinds())
     assert main(["cluster", "x.npy", *QUICK, "--output", "out"]) == 0
     assert "siammm sort" not in capsys.readouterr().out
-    assert "not files of their own" in refused(["sort", "out", "--to", "sorted"], capsys)
+    assert "not separate files" in refused(["sort", "out", "--to", "sorted"], capsys)
     assert not Path("sorted").exists()
 
 
 def test_a_run_without_clusters_or_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "nowhere does not exist, but a run is a folder" in refused(["sort", "nowhere", "--to", "sorted"], capsys)
+    assert "nowhere does not exist; give a run folder" in refused(["sort", "nowhere", "--to", "sorted"], capsys)
     result = clustered_run(tmp_path / "first")
     shutil.rmtree(tmp_path / "first" / "photos")
     assert "say where they are with --data" in refused(["sort", str(result), "--to", "sorted"], capsys)
@@ -213,7 +213,7 @@ def test_images_that_are_gone_or_new(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["sort", str(result), "--to", "sorted"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "have changed since the run (2 are gone)" in said
-    assert "2 images of the run left out: not there any more." in said
+    assert "2 images of the run left out: not found." in said
     assert len(rows_of("sorted")) == N - 2
 
 

@@ -348,14 +348,14 @@ def test_a_run_may_become_longer(begun: Path, capsys: pytest.CaptureFixture[str]
         assert main(["train", "--resume", "run", "--epochs", str(epochs), "--learning-rate", "0.05"]) == 0
         printed = " ".join(capsys.readouterr().out.split())
         assert f"--epochs from {epochs - 1 if epochs == 5 else 2} to {epochs}" in printed
-        assert "not, bit for bit" in printed
+        assert "the result differs from that of a run that was started with these settings" in printed
         assert [row["epoch"] for row in metrics("run")] == list(range(1, epochs + 1))
         stored = json.loads((begun / "config.json").read_text())
         assert stored["settings"]["optimisation"]["epochs"] == epochs
     assert [list(change["epochs"]) for change in stored["changes"]] == [[2, 4], [4, 5]]
     assert len(Run.open("run").metrics) == 5
     assert main(["train", "--resume", "run", "--epochs", "3"]) == 2
-    assert "--epochs is 3, but the run is in epoch 5 already" in capsys.readouterr().err
+    assert "--epochs is 3, but the run is already in epoch 5" in capsys.readouterr().err
 
 
 def test_clusters_begin_when_they_would_have(begun: Path) -> None:
@@ -373,10 +373,10 @@ def test_a_resumed_run_may_be_given_its_own_settings_again(begun: Path) -> None:
 def test_a_resumed_run_refuses_other_images(begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = write_npz(tmp_path, example_images(48, size=(8, 8), n_classes=4, seed=5))
     assert main(["train", str(other), "--resume", str(begun)]) == 2
-    assert "does not hold the images that run was trained on" in capsys.readouterr().err
+    assert "does not contain the images that run was trained on" in capsys.readouterr().err
     next(iter(sorted(Path("images").rglob("*.png")))).unlink()
     assert main(["train", "--resume", str(begun)]) == 2
-    assert "does not hold the images" in capsys.readouterr().err
+    assert "does not contain the images" in capsys.readouterr().err
 
 
 def test_a_run_without_a_checkpoint_is_refused(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -395,9 +395,12 @@ def test_a_damaged_config_is_refused(text: str, begun: Path, capsys: pytest.Capt
 
 
 def test_a_folder_that_is_no_run_is_refused(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in (str(images), "missing"):
+    for path, sentence in (
+        (str(images), "is not a run folder"),
+        ("missing", "missing does not exist; give the folder"),
+    ):
         assert main(["train", "--resume", path]) == 2
-        assert "is not a run folder" in capsys.readouterr().err
+        assert sentence in capsys.readouterr().err
 
 
 # -- refusals

@@ -6,7 +6,6 @@ they run, so that ``siammm --help`` does not wait for torch.
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import functools
 import importlib
@@ -14,7 +13,9 @@ import inspect
 import operator
 import os
 import shlex
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -33,7 +34,7 @@ from siammm.settings.methods import METHODS, with_method
 from siammm.settings.presets import PRESETS
 from siammm.settings.stored import starting_point
 from siammm.settings.training import TrainConfig
-from siammm.settings.usage import fault
+from siammm.settings.usage import fault, given_values
 
 # A command is the function of this name in the module of this name.
 _COMMANDS: dict[str, type] = {
@@ -74,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if not arguments:
+        return _fail(f"give a command: {', '.join(_COMMANDS)}; siammm --help says what each does.", 2)
     if arguments == ["--version"]:
         sys.stdout.write(f"siammm {__version__}\n")
         return 0
@@ -123,7 +126,7 @@ def parse(arguments: Sequence[str]) -> Any:
     return tyro.cli(
         described,
         prog="siammm",
-        description=_DESCRIPTION,
+        description=_Wrapped(_DESCRIPTION),
         args=arguments,
         config=(tyro.conf.OmitArgPrefixes,),
         registry=arranged(chosen if is_short else None),
@@ -147,7 +150,7 @@ def _no_command(given: str) -> str:
         return f"There is no command {given!r}; did you mean {alike[0]}?"
     if os.path.exists(given):
         command = shlex.join(["siammm", "cluster", printable(given)])
-        return f"{shown(given)} is no command; to find the groups in it, use: {command}"
+        return f"{shown(given)} is not a command; to find the groups in it, use: {command}"
     return f"There is no command {given!r}; siammm --help lists them."
 
 
@@ -158,9 +161,22 @@ def _subcommand(name: str, kind: type, arguments: Sequence[str], *, whole: bool,
         paragraphs = paragraphs[:1]
     elif is_short:
         paragraphs.append(f"These are the main settings; siammm {name} --help-all shows all of them.")
-    description = "\n\n".join(paragraphs)
-    default: dict[str, Any] = {"default": _starting_point(arguments)} if kind is TrainConfig else {}
+    description = _Wrapped(*paragraphs) if whole else paragraphs[0]
+    default: dict[str, Any] = {"default": _starting_point(arguments[1:])} if whole and kind is TrainConfig else {}
     return tyro.conf.subcommand(name, description=description, **default)
+
+
+class _Wrapped(str):
+    """Paragraphs in lines that fit the terminal. tyro joins the lines of a description, and prints it in one."""
+
+    def __new__(cls, *paragraphs: str) -> _Wrapped:
+        width = shutil.get_terminal_size().columns
+        lines = [textwrap.fill(one, width, break_long_words=False, break_on_hyphens=False) for one in paragraphs]
+        return super().__new__(cls, "\n\n".join(lines))
+
+    def split(self, *_: Any, **__: Any) -> list[str]:
+        """The text as one line, so that its line breaks stay."""
+        return [str(self)]
 
 
 def _starting_point(arguments: Sequence[str]) -> TrainConfig:
@@ -168,23 +184,20 @@ def _starting_point(arguments: Sequence[str]) -> TrainConfig:
 
     These flags must be known before the others are parsed. Wrong values are reported then, with all other flags.
     """
-    scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--resume", "--preset", "--weights", "--method"):
-        scan.add_argument(flag, nargs="?")
-    given, _ = scan.parse_known_args(arguments)
-    if given.resume is not None:
+    given: Any = given_values("train", TrainConfig, arguments)
+    if "resume" in given:
         from siammm.runs.run import Run
 
         try:
-            stored = Run.unfinished(given.resume).config
+            stored = Run.unfinished(given["resume"]).config
         except (SiamMMError, OSError):
             pass
         else:
             return starting_point(stored)
-    preset = PRESETS.get(given.preset, TrainConfig())
-    if given.weights is not None:
-        preset = _with_weights(preset, given.weights, is_given=given.preset is not None)
-    return with_method(preset, given.method) if given.method in METHODS else preset
+    preset, method = PRESETS.get(given.get("preset"), TrainConfig()), given.get("method")
+    if "weights" in given:
+        preset = _with_weights(preset, given["weights"], is_given="preset" in given)
+    return with_method(preset, method) if method in METHODS else preset
 
 
 def _with_weights(preset: TrainConfig, weights: str, *, is_given: bool) -> TrainConfig:

@@ -38,7 +38,7 @@ def test_all_ranks_share_a_word_that_no_earlier_start_had() -> None:
 
 
 def test_ranks_that_are_not_heard_of_are_counted() -> None:
-    with pytest.raises(InputError, match="2 of 3 processes were not heard of"):
+    with pytest.raises(InputError, match="2 of 3 processes did not respond"):
         processes._word_of_this_start(HashStore(), 0, 3, _SHORT)
 
 

@@ -61,7 +61,7 @@ def test_exact_floats_are_taken_and_others_refused() -> None:
         exact = (np.arange(256).reshape(1, 16, 16, 1).repeat(3, 3) / 255).astype(dtype)
         np.testing.assert_array_equal(decode_all(open_source(exact)).images.ravel()[::3], np.arange(256))
     random = np.random.default_rng(0).random((2, 4, 4, 3))
-    refused(random, r"no whole 255ths.*round")
+    refused(random, r"not multiples of 1/255.*round")
     refused(random * 16, "from .* to 1[0-9]")
     refused(random - 0.5, "from -0")
     refused(np.full((1, 2, 2), np.nan), "from nan")

@@ -82,7 +82,7 @@ def test_tar_labels_can_be_chosen(tmp_path: Path) -> None:
     refused(path, "1 of 2 samples", label_key="label")
     assert open_source(path).labels is None
     bad = make_tar(tmp_path / "bad.tar", members(("0.png", PNGS[0]), ("0.json", b"{'not': json")))
-    refused(bad, "no JSON")
+    refused(bad, "not JSON")
     assert open_source(bad, label_key="").labels is None
 
 

@@ -185,7 +185,7 @@ def test_entities_are_not_expanded(voc: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lines", "message"),
-    [("../000003\n", "is no name of an image"), ("000003\n000003\n", "twice"), ("\n \n", "holds no names")],
+    [("../000003\n", "is not the name of an image"), ("000003\n000003\n", "twice"), ("\n \n", "holds no names")],
 )
 def test_a_bad_list(voc: Path, lines: str, message: str) -> None:
     (voc / "ImageSets" / "Main" / "trainval.txt").write_text(lines)
@@ -260,7 +260,7 @@ def test_a_column_of_lists(folder: Path, tmp_path: Path, form: str) -> None:
         ("filename,fur\na.jpg,1\nb.jpg,2\nc.jpg,0\n", "no column for the class"),
         ("what,fur\na.jpg,1\n", "no column of image names by a usual name"),
         ("filename,fur\n", "has 0 rows"),
-        ("filename,fur\na.jpg,1,1\n", "is not a whole table"),
+        ("filename,fur\na.jpg,1,1\n", "is not a complete table"),
         ("filename,fur,fur\na.jpg,1,1\n", "two columns of the same name"),
     ],
 )
@@ -279,7 +279,7 @@ def test_tables_that_cannot_be_read(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"ends in '\.xls'"):
         open_targets(source, tmp_path / "none.xls")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 and nothing")
-    with pytest.raises(StoredFileError, match="is not a whole Parquet file"):
+    with pytest.raises(StoredFileError, match="is not a complete Parquet file"):
         open_targets(source, tmp_path / "bad.parquet")
     (tmp_path / "odd.csv").write_text("filename,fur\na.jpg,1\nb.jpg,7\nc.jpg,0\n")
     with pytest.raises(InputError, match=r"Row 1 of the column 'fur' in .* holds '7'"):

@@ -125,8 +125,8 @@ def test_alone_every_function_is_the_identity(monkeypatch: pytest.MonkeyPatch) -
         ("auto", {"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1'"),
         ("cpu", {"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, but WORLD_SIZE is 2"),
         ("cpu", {"WORLD_SIZE": "2"}, "RANK and MASTER_ADDR and MASTER_PORT"),
-        ("tpu", {}, "device='tpu' cannot be used here"),
-        ("meta", {}, "device='meta' cannot be used here"),
+        ("tpu", {}, "The device 'tpu' is not available here"),
+        ("meta", {}, "The device 'meta' is not available here"),
     ],
 )
 def test_setup_refuses(device: str, environment: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,14 +163,14 @@ def test_one_rank_speaks(name: str, two: dict[str, list[dict[str, Any]]]) -> Non
 @pytest.mark.parametrize(
     ("name", "of_rank", "said"),
     [
-        ("a damaged file", 1, "broken-3.parquet is not a whole Parquet file"),
+        ("a damaged file", 1, "broken-3.parquet is not a complete Parquet file"),
         ("a bad row", 1, "NaN or infinity in 1 row, the first being row 700"),
         ("a row of zeros", 1, "the first being row 700: a zero vector has no direction"),
         ("no file on one rank", 1, "gone.npy does not exist"),
         ("another column", None, "mixed-3.parquet has no column 'size', but mixed-0.parquet has"),
         ("a full output", 0, "The output folder full is not empty"),
         ("a full disk", 0, "choose another --output or make room"),
-        ("too many components", None, "n_components=901 is more than n_samples=900"),
+        ("too many components", None, "--n-components 901 is more than the number of rows, 900"),
         ("images", None, "cluster encodes images in one process, but 2 were started"),
     ],
 )

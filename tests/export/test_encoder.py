@@ -169,8 +169,8 @@ def test_a_run_is_never_written_over(run_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda folder: folder, r"is a folder, but no run: it has no encoder\.safetensors"),
-        (lambda folder: folder / "nowhere", "is no folder, and no model that the hub gives"),
+        (lambda folder: folder, r"is not a run folder: it has no encoder\.safetensors"),
+        (lambda folder: folder / "nowhere", "is neither a folder nor a model on the hub"),
     ],
 )
 def test_what_is_no_export_is_refused(make: Any, message: str, tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_features_are_those_of_the_online_encoder(own: Run, tmp_path: Path) -> N
 
 def test_a_run_without_images_asks_for_them(own: Run) -> None:
     saved = Run.of("it", own.network, own.config, own.view, own.mixture)
-    with pytest.raises(InputError, match="it does not bring images with it; give some with --data"):
+    with pytest.raises(InputError, match="it comes without images; give some with --data"):
         saved.loader(None, DataConfig())
 
 

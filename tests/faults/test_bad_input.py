@@ -52,8 +52,8 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "a truncated file": (truncated, [], "shorter than its header"),
     "a folder": (lambda path: path.mkdir(), [], "holds no images"),
     "nothing": (lambda path: None, [], "does not exist"),
-    "more components than samples": (saved(X), ["--n-components", "41"], "n_components=41"),
-    "no components": (saved(X), ["--n-components", "0"], "n_components"),
+    "more components than samples": (saved(X), ["--n-components", "41"], "--n-components 41"),
+    "no components": (saved(X), ["--n-components", "0"], "--n-components is 0"),
     "no merging and no number": (saved(X), ["--merge", "none"], "--n-components"),
     "a negative temperature": (saved(X), ["--temperature", "-1"], "temperature"),
     "an unknown device": (saved(X), ["--device", "abacus"], "device"),
@@ -93,7 +93,7 @@ def test_text_whose_bytes_are_none(name: str, damaged: str, tmp_path: Path, comm
     output = tmp_path / "out"
     more = TINY if name == "train" else ()
     said = command.refused(name, table, *more, "--output", output)
-    assert "is not a whole Parquet file" in said
+    assert "is not a complete Parquet file" in said
     assert "UTF8" in said
     assert not output.exists()
 

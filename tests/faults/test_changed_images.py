@@ -60,7 +60,7 @@ def test_changed_files_are_named_and_refused(stopped: Path, command: Commands) -
     contents = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
     error = command.refused(*resume(stopped))
     named = ", ".join(str(path.relative_to("images")) for path in changed[:3])
-    assert f"images does not hold the images that run was trained on: 4 changed ({named}, ...);" in error
+    assert f"images does not contain the images that run was trained on: 4 changed ({named}, ...);" in error
     assert "--allow-data-change" in error
     assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == contents
 
@@ -149,14 +149,16 @@ def test_a_set_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comm
     command.done("train", "moved.npz", "--resume", "run", "--epochs", "3")
     images.images[int(np.setdiff1d(np.arange(300), open_source("moved.npz").spread(256))[0])] += 1
     write_npz(Path(), images)
-    assert "does not hold the images" in command.refused("train", "images.npz", "--resume", "run", "--epochs", "4")
+    assert "trained on: 1 changed; restore" in command.refused(
+        "train", "images.npz", "--resume", "run", "--epochs", "4"
+    )
     command.done("train", "images.npz", "--resume", "run", "--epochs", "4", "--allow-data-change")
 
 
 def test_a_run_of_an_earlier_version_goes_by_its_fingerprint(stopped: Path, command: Commands) -> None:
     (stopped / "inventory.parquet").unlink()
     files()[0].rename("moved.png")
-    assert "does not hold the images" in command.refused(*resume(stopped))
+    assert "does not contain the images" in command.refused(*resume(stopped))
     Path("moved.png").rename("images/class000/00000.png")
     command.done(*resume(stopped))
     assert not (stopped / "inventory.parquet").exists()
@@ -171,7 +173,7 @@ def test_images_that_only_the_fingerprint_tells_apart(stopped: Path, command: Co
     path.write_bytes(data)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     error = command.refused(*resume(stopped))
-    assert "images does not hold the images that run was trained on; put these back" in error
+    assert "images does not contain the images that run was trained on; restore them" in error
     printed = command.done(*resume(stopped, "--allow-data-change"))
     assert "The images have changed (others than before)" in printed
     assert Run.open(stopped).fingerprint == open_source("images").fingerprint()

@@ -14,9 +14,9 @@ from tests.nursery import Nursery
 X = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
 
 CLUSTER: dict[str, tuple[list[str], str]] = {
-    "temperature": (["--temperature", "inf"], "temperature is inf, but it must be at least 1e-6 and at most 1e6"),
-    "tolerance": (["--tol", "inf"], "tol is inf"),
-    "threshold": (["--merge", "paper", "--merge-threshold=-inf"], "merge_threshold is -inf"),
+    "temperature": (["--temperature", "inf"], "--temperature is inf, but it must be at least 1e-6 and at most 1e6"),
+    "tolerance": (["--tol", "inf"], "--tol is inf"),
+    "threshold": (["--merge", "paper", "--merge-threshold=-inf"], "--merge-threshold is -inf"),
     "output": (["--output", 256 * "x"], "File name too long"),
     "output that leaves no room": (["--output", 250 * "x"], "File name too long"),
     "output in a folder": (["--output", f"{300 * 'x'}/out"], "File name too long"),

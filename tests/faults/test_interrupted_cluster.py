@@ -60,7 +60,7 @@ def test_what_is_encoded_is_never_encoded_again(number: int, nursery: Nursery, t
             break
         assert code == (130 if number == signal.SIGINT else -signal.SIGKILL), command.err
         if number == signal.SIGINT:
-            assert "the same command goes on from there" in command.err
+            assert "the same command continues from there" in command.err
         now = n_rows(tmp_path)
         assert now >= before
         before = now - now % 16  # of whole batches

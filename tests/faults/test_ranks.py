@@ -49,8 +49,8 @@ def test_a_rank_that_goes_on_standing_still_is_lost(nursery: Nursery, tmp_path: 
         assert other.wait(60) == LostRankError.exit_code, other.err
     finally:
         ranks[frozen].kill()
-    who = "The process that all ranks have met through" if frozen == 0 else "Rank 1"
-    assert runs.one_sentence(other.err) == f"siammm: {who} has not been heard of for 2 s, so this one stops."
+    who = "The process that all ranks connect to" if frozen == 0 else "Rank 1"
+    assert runs.one_sentence(other.err) == f"siammm: {who} has not responded for 2 s, so this one stops."
     rest = nursery.start(["train", "--resume", "run", *runs.little_more(path)], cwd=tmp_path)
     assert rest.wait() == 0, rest.err
 

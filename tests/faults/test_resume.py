@@ -32,7 +32,7 @@ def test_a_damaged_checkpoint_is_named(stopped: Path, command: Commands) -> None
     last.write_bytes(last.read_bytes()[:1000])
     printed = command.done("train", "images", "--resume", "run", *runs.little_more(stopped))
     assert "run/checkpoints/last.safetensors is not a checkpoint of siammm, or it is damaged. It is skipped" in printed
-    assert "the run goes on from previous.safetensors, after" in printed
+    assert "the run continues from previous.safetensors, after" in printed
 
 
 def test_a_damaged_checkpoint_does_not_take_the_place_of_the_one_before(stopped: Path, command: Commands) -> None:
@@ -75,7 +75,7 @@ def test_a_kill_while_results_are_written_does_not_block_the_folder(finished: Pa
     images = json.loads((finished / "config.json").read_text())["data_path"]
     flags = ["train", images, *runs.SETTINGS, "--output", "run"]
     (finished / ".notes.0a1b2c3d.partial").write_text("somebody's")
-    assert "'.notes.0a1b2c3d.partial', which is no part" in command.refused(*flags, "--overwrite")
+    assert "'.notes.0a1b2c3d.partial', which is not part" in command.refused(*flags, "--overwrite")
     (finished / ".notes.0a1b2c3d.partial").unlink()
     command.done("train", "--resume", "run")
     assert Run.open("run").n_clusters
@@ -138,7 +138,7 @@ def test_a_run_of_two_processes_that_goes_on_in_one_says_so(stopped: Path, comma
     tensors, facts, path, _ = checkpoint.load(stopped / "checkpoints")
     checkpoint.save(path.parent, tensors, facts | {"world_size": 2})
     printed = command.done("train", "images", "--resume", "run", *runs.little_more(stopped))
-    assert "written by a run of 2 processes, and 1 go on with it" in printed
+    assert "written by 2 processes and is resumed with 1" in printed
     assert "not bit for bit" in printed
 
 

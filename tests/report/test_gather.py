@@ -417,10 +417,10 @@ def test_what_is_no_finished_run(tmp_path: Path, trained: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
     for path, message in (
-        (tmp_path / "nowhere", "does not exist, but a run is a folder"),
-        (tmp_path / "file", "is a file, but a run is a folder"),
-        (tmp_path / "empty", "is a folder, but no run: it has no encoder.safetensors"),
-        (spoilt("bare", "config.json", "encoder.safetensors"), "it has no encoder.safetensors, and no summary.json"),
+        (tmp_path / "nowhere", "does not exist; give a run folder"),
+        (tmp_path / "file", "is a file; give a run folder"),
+        (tmp_path / "empty", "is not a run folder: it has no encoder.safetensors"),
+        (spoilt("bare", "config.json", "encoder.safetensors"), "it has no encoder.safetensors and no summary.json"),
         (spoilt("unfinished", "encoder.safetensors"), "has not finished; continue with: siammm train --resume"),
         (spoilt("plain", "mixture.safetensors"), "has no clusters, because it was trained without a mixture"),
         (spoilt("torn", "assignments.parquet"), "assignments.parquet cannot be read"),
@@ -432,7 +432,7 @@ def test_what_is_no_finished_run(tmp_path: Path, trained: Path) -> None:
     with pytest.raises(ValueError, match=r"has the shape \(3, 3\), but the run has \(80, 16\); remove it"):
         opened(other)
     rewrite(other, cluster=[99] * 80)
-    with pytest.raises(ValueError, match=r"names a cluster that mixture\.safetensors has not"):
+    with pytest.raises(ValueError, match=r"names a cluster that mixture\.safetensors does not have"):
         opened(other)
 
 

@@ -139,7 +139,7 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
     (tmp_path / "text.pth").write_text("hello")
     (tmp_path / "text.safetensors").write_text("hello")
     for name in ("text.pth", "text.safetensors"):
-        with pytest.raises(StoredFileError, match=r"unpickled|not a whole file"):
+        with pytest.raises(StoredFileError, match=r"unpickled|not a complete file"):
             read_tensors(tmp_path / name)
     torch.save({"model": Little()}, tmp_path / "object.pth")
     with pytest.raises(StoredFileError, match="never unpickled"):
@@ -151,7 +151,7 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
 
 def test_an_empty_file_of_weights_has_a_reason(tmp_path: Path) -> None:
     (tmp_path / "w.pth").write_bytes(b"")
-    with pytest.raises(StoredFileError, match=r"is not a whole file of weights \(EOFError\)"):
+    with pytest.raises(StoredFileError, match=r"is not a complete file of weights \(EOFError\)"):
         read_tensors(tmp_path / "w.pth")
 
 
@@ -188,7 +188,7 @@ def test_the_stem_for_small_images_is_seen_in_the_weights(tmp_path: Path) -> Non
         ("timm:resnet19:w.pth", "timm has no model 'resnet19'; did you mean"),
         ("torchvision:resnt18:w.pth", "torchvision has no model 'resnt18'; did you mean"),
         ("timm:resnet18:missing.pth", "There is no file missing.pth"),
-        ("nothing", "nothing does not exist: a run folder, timm:MODEL"),
+        ("nothing", "nothing does not exist; give a run folder, timm:MODEL"),
     ],
 )
 def test_unknown_subjects(given: str, message: str) -> None:
@@ -205,8 +205,8 @@ def test_unknown_subjects(given: str, message: str) -> None:
         ("tim:resnet50", "There is no encoder 'tim:resnet50'; did you mean timm:resnet50?"),
         ("torchvison:resnt18", "There is no encoder 'torchvison:resnt18'; did you mean torchvision:resnet18"),
         ("timm:resnt50", "timm has no model 'resnt50'; did you mean timm:resnet50"),
-        ("qwertyuiop", "qwertyuiop does not exist, but a run is a folder"),
-        ("runs/lit", "runs/lit does not exist, but a run is a folder"),
+        ("qwertyuiop", "qwertyuiop does not exist; give a run folder"),
+        ("runs/lit", "runs/lit does not exist; give a run folder"),
     ],
 )
 def test_what_was_meant(given: str, message: str) -> None:
@@ -217,7 +217,7 @@ def test_what_was_meant(given: str, message: str) -> None:
 def test_a_folder_is_a_run_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("resnet50").mkdir()
-    with pytest.raises(InputError, match="resnet50 is a folder, but no run"):
+    with pytest.raises(InputError, match="resnet50 is not a run folder"):
         open_model("resnet50")
 
 
@@ -331,7 +331,7 @@ def test_a_run_is_opened_as_it_was_left(run: Path) -> None:
 def test_runs_that_cannot_be_measured(run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="leave --image-size out"):
         open_subject(str(run), image_size=64)
-    with pytest.raises(InputError, match="is a folder, but no run"):
+    with pytest.raises(InputError, match="is not a run folder"):
         open_subject(str(tmp_path))
     begun(tmp_path / "begun", small_config())
     with pytest.raises(InputError, match="has not finished; continue with: siammm train --resume"):

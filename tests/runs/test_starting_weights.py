@@ -132,15 +132,15 @@ def test_a_stem_for_small_images_starts_anew_and_is_named(tmp_path: Path) -> Non
     start = open_start(config, source)
     assert start is not None
     # Its deep stem is 3 x 3 already, so that only the strides change and all fits.
-    assert start.sentence == "The backbone starts from timm:resnet10t:w.pth; the heads start anew."
+    assert start.sentence == "The backbone starts from timm:resnet10t:w.pth; the heads start from random weights."
     torch.save(build_backbone("resnet18", image_size=224).state_dict(), tmp_path / "v.pth")
     config = small_config(weights=f"timm:resnet18:{tmp_path / 'v.pth'}", backbone="resnet18", image_size=32)
     start = open_start(config, source)
     assert start is not None
     assert "conv1.weight" not in start.tensors
     assert start.sentence == (
-        "The backbone starts from timm:resnet18:v.pth, but for what does not fit: conv1.weight (64 x 3 x 7 x 7 there, "
-        "64 x 3 x 3 x 3 here); the heads start anew too."
+        "The backbone starts from timm:resnet18:v.pth, except for what does not fit: conv1.weight (64 x 3 x 7 x 7 "
+        "there, 64 x 3 x 3 x 3 here); the heads start from random weights too."
     )
 
 
@@ -163,7 +163,7 @@ def test_torchvision_calls_the_layers_of_a_resnet_as_timm_does(tmp_path: Path) -
     config = small_config(weights=given, backbone="resnet18", image_size=128)
     start = open_start(config, open_source(small_images()))
     assert start is not None
-    assert start.sentence == "The backbone starts from torchvision:resnet18:w.pth; the heads start anew."
+    assert start.sentence == "The backbone starts from torchvision:resnet18:w.pth; the heads start from random weights."
 
 
 # -- normalisation
@@ -175,7 +175,7 @@ def test_a_run_keeps_the_normalisation_of_its_weights(tmp_path: Path, capsys: An
     run, shorter = tmp_path / "run", ["--image-size", "32", "--batch-size", "6", "--n-components", "4", "--epochs", "1"]
     assert main(["train", str(few), "--weights", "lite", *REST, *shorter, "--output", str(run)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "The backbone starts from lite; the heads start anew." in said
+    assert "The backbone starts from lite; the heads start from random weights." in said
     assert Run.open(run).config.network.weights == "lite"
     assert Run.open(run).view.normalisation == (lite.MEAN, lite.STD)
     facts = Run.unfinished(run).checkpoint().facts

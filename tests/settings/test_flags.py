@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import subprocess
 import sys
@@ -74,8 +73,10 @@ FLAGS = {
 }
 ON_OFF = {
     "--overwrite", "--momentum-encoder", "--zero-init-residual", "--size-weighting", "--normaliser", "--tensorboard",
-    "--open", "--copy",
+    "--open", "--copy", "--resume-if-exists", "--allow-data-change", "--compile", "--fused",
+    "--small-sample-correction",
 }  # fmt: skip
+AUTOMATIC = {"--compile", "--fused", "--small-sample-correction"}  # on or off by themselves where neither is given
 
 
 @pytest.fixture
@@ -108,6 +109,8 @@ def test_the_flags(command: str, help_of: Any) -> None:
     text = " ".join(text.replace("│", " ").split())
     for flag in flags:
         assert re.search(rf"{flag}\b.*? [A-Za-z\"][^│]+?\(default", text), f"{flag} has no help"
+    for words in ("None", "True", "False", "INT", "FLOAT", "STR", "(default: )"):  # Python's, not a user's
+        assert not re.search(rf"(?<![\w-]){re.escape(words)}(?![\w-])", text), words
 
 
 @pytest.mark.parametrize("command", FLAGS)
@@ -122,7 +125,18 @@ def test_the_help_is_short_and_says_where_the_rest_is(command: str, help_of: Any
 
 def test_the_help_names_the_kind_of_an_optional_value(help_of: Any) -> None:
     assert re.search(r"--output PATH\b", help_of("cluster", "--help"))
-    assert not any("{None}|" in help_of(command, "--help") for command in ("cluster", "train"))
+    text = help_of("evaluate", "--help-all")
+    for flag in ("--protocols NAME [NAME ...]", "--k-means N [N ...]", "--label-shares NUMBER [NUMBER ...]"):
+        assert flag in text
+    assert "EVALUATION [EVALUATION ...]" in help_of("compare", "--help")
+    assert "--init {k-means++,random}|PATH" in help_of("cluster", "--help-all")
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_no_line_of_the_help_is_wider_than_the_terminal(command: str, help_of: Any) -> None:
+    usage, *lines = help_of(command, "--help-all").splitlines()
+    assert usage.startswith(f"usage: siammm {command} ")
+    assert max(map(len, lines)) <= 80
 
 
 def test_the_help_of_train_shows_eleven_settings_in_groups(help_of: Any) -> None:
@@ -148,7 +162,7 @@ def test_the_help_of_a_preset_prints_its_numbers(help_of: Any) -> None:
         assert re.search(rf"--{flag} [^│]+?\(default: {re.escape(value)}\)", text), flag
 
 
-@pytest.mark.parametrize("flag", sorted(ON_OFF - {"--open", "--copy"}))
+@pytest.mark.parametrize("flag", sorted(ON_OFF - {"--open", "--copy", "--small-sample-correction"}))
 @pytest.mark.parametrize("start", [[], ["--method", "swav"]])
 def test_flags_turn_on_and_off_from_either_default(flag: str, start: list[str]) -> None:
     name = flag[2:].replace("-", "_")
@@ -163,9 +177,18 @@ def test_values_are_parsed() -> None:
     assert parse(["embed", "r"]) == EmbedConfig(subject="r")
     assert parse(["report", "r", "--no-open", "--map", "umap"]) == ReportConfig(run=Path("r"), open=False, map="umap")
     assert parse(["explore", "r", "--port", "0", "--open"]) == ExploreConfig(run=Path("r"), port=0)
-    assert dataclasses.replace(parse(["train", "x", "--compile", "True"]).optimisation, compile=None) == (
-        TrainConfig().optimisation
-    )
+
+
+def test_a_flag_with_an_automatic_default_is_none_on_or_off() -> None:
+    assert set(AUTOMATIC) <= ON_OFF
+    for flags, values in (
+        ([], (None, None)), (["--compile"], (True, None)), (["--no-compile", "--fused"], (False, True)),
+    ):  # fmt: skip
+        found = parse(["train", "x", *flags]).optimisation
+        assert (found.compile, found.fused) == values
+    assert parse(["cluster", "x"]).small_sample_correction is None
+    assert parse(["cluster", "x", "--no-small-sample-correction"]).small_sample_correction is False
+    assert parse(["bench", "--compile"]).compile is True
 
 
 def test_help_does_not_wait_for_torch() -> None:

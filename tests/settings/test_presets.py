@@ -202,6 +202,14 @@ def test_settings_survive_being_stored_as_json(name: Any) -> None:
     assert from_plain(as_plain(PRESETS[name]), Path("config.json")) == PRESETS[name]
 
 
+@pytest.mark.parametrize("value", [None, True, False])
+def test_settings_with_an_automatic_default_are_stored_as_before(value: bool | None) -> None:
+    """Runs of all versions have null, true or false for them."""
+    stored = as_plain(TrainConfig())
+    stored["optimisation"] |= {"compile": value, "fused": value}
+    assert from_plain(stored, Path("config.json")) == with_settings(TrainConfig(), compile=value, fused=value)
+
+
 def test_a_setting_that_is_not_stored_is_the_default() -> None:
     """A run of an older version lacks the settings that came later."""
     stored = as_plain(TrainConfig())

@@ -88,7 +88,7 @@ def _from_table(config: AuditConfig) -> AuditedImages:
         if mixture.n_features_in_ != n_features:
             raise InputError(
                 f"The mixture {config.mixture} has {mixture.n_features_in_} dimensions, but the embeddings have "
-                f"{n_features}; give the one that siammm cluster found in them."
+                f"{n_features}; use the one that siammm cluster found in them."
             )
         clusters = np.asarray(mixture.predict(table.embeddings))
     ids = np.arange(n) if table.ids is None else table.ids
@@ -237,7 +237,7 @@ def _label_columns(
         name = next((name for name in ([given] if given else usual) if name in table.column_names), None)
         if name is None:
             raise InputError(
-                f"{path} has no column {given or ' or '.join(usual)}; give {flag} one of: "
+                f"{path} has no column {given or ' or '.join(usual[:4])}; give {flag} one of: "
                 f"{', '.join(table.column_names[:12])}."
             )
         values = np.empty(len(table), dtype=object)

@@ -129,7 +129,7 @@ def audit(
     if n_neighbours is not None:
         check_at_least("n_neighbours", n_neighbours, 1)
     check_at_least("rounds", rounds, 1)
-    check_number("threshold", threshold, lambda value: 0 < value < 1, "it is a probability between 0 and 1")
+    check_number("threshold", threshold, lambda value: 0 < value < 1, "it must be a probability between 0 and 1")
     say = progress or (lambda _: None)
     x_ND, label_N, image_N, classes, n_unlabelled = _checked(features_ND, labels_N, class_names, device)
     n, n_classes = x_ND.shape[0], len(classes)

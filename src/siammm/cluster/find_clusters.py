@@ -161,8 +161,15 @@ def _fit(mixture: Any, table: EmbeddingTable) -> None:
 
 
 def _of_the_table(text: str, table: EmbeddingTable) -> str:
-    """What is wrong with a row, with its number in the whole table."""
-    return re.sub(r"\b([Rr]ow) (\d+)", lambda match: f"{match[1]} {int(match[2]) + table.first_row}", text)
+    """What is wrong, with the number of a row in the whole table, and with flags in place of parameters."""
+    return in_flags(re.sub(r"\b([Rr]ow) (\d+)", lambda match: f"{match[1]} {int(match[2]) + table.first_row}", text))
+
+
+def in_flags(text: str) -> str:
+    """A sentence of the estimator with the flags of this command in place of its parameters."""
+    names = "|".join(name for name in VonMisesFisherMixture().get_params() | GaussianMixture().get_params())
+    flag = re.sub(rf"\b({names})(?=(=| is | or |, |\.$))", lambda match: "--" + match[1].replace("_", "-"), text)
+    return re.sub(r"(--[a-z-]+)=", r"\1 ", flag).replace("n_samples=", "the number of rows, ")
 
 
 def check_before_encoding(config: ClusterConfig, n_images: int) -> None:
@@ -173,11 +180,14 @@ def check_before_encoding(config: ClusterConfig, n_images: int) -> None:
             "folder with more images."
         )
     mixture = _mixture(config, n_images, None)
-    mixture.check_parameters()
+    try:
+        mixture.check_parameters()
+    except InputError as error:
+        raise InputError(in_flags(str(error))) from error
     _check_n_groups(config, n_images)
     if mixture.n_components > n_images and not isinstance(config.init, Path):
         raise InputError(
-            f"--n-components is {mixture.n_components:,}, but {config.data} holds {n_images:,} images; ask for at most "
+            f"--n-components is {mixture.n_components:,}, but {config.data} holds {n_images:,} images; use at most "
             "as many as there are images."
         )
 

@@ -34,9 +34,11 @@ def audit(config: AuditConfig) -> None:
         check_at_least("--n-neighbours", config.n_neighbours, 1)
     check_at_least("--rounds", config.rounds, 1)
     check_at_least("--show", config.show, 0)
-    check_number("--threshold", config.threshold, lambda value: 0 < value < 1, "it is a probability between 0 and 1")
+    check_number(
+        "--threshold", config.threshold, lambda value: 0 < value < 1, "it must be a probability between 0 and 1"
+    )
     if config.plant is not None:
-        check_number("--plant", config.plant, lambda value: 0 < value < 0.5, "it is a share above 0 and below 0.5")
+        check_number("--plant", config.plant, lambda value: 0 < value < 0.5, "it must be above 0 and below 0.5")
     # A run's name may hold a dot, which begins no extension.
     whole = config.subject.expanduser().resolve()
     output = config.output or Path(f"{whole.name if whole.is_dir() else whole.stem}-audit")

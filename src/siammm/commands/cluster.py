@@ -50,8 +50,8 @@ def cluster(config: ClusterConfig) -> None:
             of_images = _is_of_images(config)
             if of_images and ranks.active():
                 raise InputError(
-                    f"cluster encodes images in one process, but {ranks.world_size()} were started; start it by "
-                    "itself, or cluster a table of their embeddings."
+                    f"cluster encodes images in one process, but {ranks.world_size()} were started; run it without "
+                    "torchrun, or cluster a table of their embeddings."
                 )
             if not of_images:
                 _refuse_for_tables(config)
@@ -112,8 +112,8 @@ def _cluster_images(config: ClusterConfig, output: Path, console: Console) -> No
     except KeyboardInterrupt:
         if not rows_kept(kept):
             raise
-        kept_in = f"what is encoded is kept in {kept}"
-        raise Stopped(f"interrupted; {kept_in}, and the same command goes on from there.", signal.SIGINT) from None
+        kept_in = f"the embeddings so far are kept in {kept}"
+        raise Stopped(f"interrupted; {kept_in}, and the same command continues from there.", signal.SIGINT) from None
     try:
         set_aside = embedded.facts["set_aside"]
         if set_aside:
@@ -141,7 +141,7 @@ def _embedded(config: ClusterConfig, output: Path, kept: Path, console: Console)
         found = embed_and_keep(model, source, kept, config.reading, device, earlier=earlier, progress=bar.show)
         if found.earlier is not None:
             of = escape(shown(found.earlier))
-            console.print(f"[dim]No image has changed since {of} was made: its embeddings are used again.[/]")
+            console.print(f"[dim]The images have not changed since {of} was made, so its embeddings are reused.[/]")
         # An earlier result lends the encoder that it was clustered with.
         lent = None if model.run is None else model.run.encoder_record
         return found, lent or model.record
@@ -160,7 +160,7 @@ def _refuse_for_images(config: ClusterConfig) -> None:
     """Refuse settings of tables, and folders that are not of images."""
     if os.path.isfile(os.path.join(os.path.expanduser(config.data), files.MIXTURE)):
         raise InputError(
-            f"{config.data} is a result with clusters of its own, not a folder of images; give the images."
+            f"{config.data} is a result of siammm cluster or train, not a folder of images; give the images."
         )
     given = {"--key": config.key, "--id-column": config.id_column, "--label-column": config.label_column}
     flag = next((flag for flag, value in given.items() if value is not None), None)

@@ -42,15 +42,16 @@ def show(found: Found, output: Path, console: Console, *, of_images: bool = Fals
     console.print(size_table("cluster", found.sizes, clusters, labels, spread=spread, most=most))
     if found.n_merged is not None and found.groups.is_found:
         console.print(
-            f"[dim]Merging ended with only {counted(found.n_merged, 'cluster')}, so these are parts of the groups.[/]"
+            f"[dim]Merging left only {counted(found.n_merged, 'cluster')}, so each group was divided into these "
+            "instead.[/]"
         )
     if mixture.n_components_ == 1 and merges is not None:
         console.print(
-            "[yellow]Nothing was found that stands apart from the rest; if you know how many kinds there are, add "
-            "--n-groups NUMBER --overwrite, or look at the merge tree of the report.[/]"
+            "[yellow]No separate clusters were found; if you know how many groups there are, add --n-groups NUMBER "
+            "--overwrite, or look at the merge tree of the report.[/]"
         )
     elif of_images and mixture.merge == "auto" and not found.groups.is_found:
-        console.print("[dim]No groups other than these were found: each cluster is a group.[/]")
+        console.print("[dim]No other groups were found: each cluster is a group.[/]")
     if not mixture.converged_:
         console.print("[yellow]EM did not converge within --max-iter steps; raise it for more stable clusters.[/]")
     if found.scores is not None:
@@ -113,7 +114,7 @@ def size_table(
 
 def score_table(scores: ClusteringScores, of_groups: ClusteringScores | None = None) -> Table:
     """Agreement of clusters and groups with the labels."""
-    left_out = f", {scores.n_unlabelled:,} without a label not counted" if scores.n_unlabelled else ""
+    left_out = f", not counting {scores.n_unlabelled:,} without a label" if scores.n_unlabelled else ""
     title = f"Against the labels: {scores.n_classes:,} classes, {scores.n_samples:,} samples{left_out}"
     table = Table(title=title, title_justify="left")
     names = {"AMI": "ami", "NMI": "nmi", "ARI": "ari"}

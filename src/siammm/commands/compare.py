@@ -19,13 +19,13 @@ from siammm.settings.commands import CompareConfig
 def compare(config: CompareConfig) -> None:
     """Run the command."""
     if len(config.evaluations) < 2:
-        given = "is 1 evaluation" if config.evaluations else "are no evaluations"
-        raise InputError(f"There {given} to compare; give two or more.")
+        given = "1 was given" if config.evaluations else "none was given"
+        raise InputError(f"siammm compare needs at least two evaluations, but {given}.")
     if config.output is not None:
         check_new_file(config.output, overwrite=config.overwrite)
     comparison = comparisons.compare([read_evaluation(path) for path in config.evaluations])
     if not comparison.rows:
-        raise InputError("The evaluations hold no figures; evaluate again.")
+        raise InputError("The evaluations contain no scores; evaluate again.")
     console = Console(highlight=False)
     console.print(_table(comparison))
     for warning in comparison.warnings:

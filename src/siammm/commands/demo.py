@@ -35,7 +35,7 @@ def demo(config: DemoConfig) -> None:
     console.print(
         f"\n[bold]siammm[/] looks at {len(source):,} images of handwritten digits, 8 x 8 pixels each.\n"
         "Nobody tells it that they are digits, or that there are ten of them. It learns an encoder from the images\n"
-        "alone, and groups what the encoder sees: a minute or two on a laptop.\n"
+        "alone, and finds the groups in them. This takes a minute or two on a laptop.\n"
     )
     start = time.perf_counter()
     with TrainingProgress() as progress:

@@ -97,7 +97,7 @@ def _open(config: EmbedConfig, device: torch.device) -> Model:
         if config.what == "embeddings":
             raise InputError(f"{config.subject} has features, and only a run has embeddings; leave --what out.")
         if config.data is None:  # before weights are fetched for nothing
-            raise InputError(f"{config.subject} does not bring images with it; give some with --data.")
+            raise InputError(f"{config.subject} comes without images; give some with --data.")
     path = Path(config.subject).expanduser()
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         raise InputError(f"{config.subject} is a table of embeddings already; give a run, or timm:MODEL.")

@@ -28,7 +28,7 @@ def explore(config: ExploreConfig) -> None:
             console.print(escape(note), style="yellow", soft_wrap=True)
         console.print(f"Serving {escape(str(config.run))} at [bold]{server.url}[/]; stop with Ctrl-C.", soft_wrap=True)
         if config.open and not open_page(server.url):
-            console.print("There is no browser to show it with here; open that address in one.", style="dim")
+            console.print("No browser was found here; open this address in one.", style="dim")
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:

@@ -66,7 +66,7 @@ def _formats(config: ExportConfig, run: Run, console: Console) -> tuple[ExportFo
         wanted = [f"--formats {name}" for name in config.formats if name != "tables"]
         wanted += ["--hub"] if config.hub is not None else []
         if wanted:
-            theirs = "" if run.table is not None else ": its encoder is not ours to export, and is loaded by its name"
+            theirs = "" if run.table is not None else ", so it contains no encoder to export"
             raise InputError(f"{run.given} {run.sentence}{theirs}; leave {wanted[0]} out to write the tables.")
         return ("tables",)
     if config.formats:
@@ -120,7 +120,7 @@ class _Exporting:
         elif card is not None:
             write_card(self.folder, card)  # without an encoder it is of no use to us, but it is somebody's work
         if card is not None:
-            self.lines.append(f"{files.CARD} had been edited, and was kept.")
+            self.lines.append(f"{files.CARD} was edited, so it was not replaced.")
 
     def _encoded(self, data: str | None, spool: Path) -> tuple[Loader, EncodedImages]:
         """Show images to the run's networks."""
@@ -131,7 +131,7 @@ class _Exporting:
             if data is not None:
                 raise
             raise InputError(
-                f"The images of the run, which the tables are of, cannot be read "
+                f"The export needs the images of the run, which cannot be read "
                 f"({str(error).rstrip('.')}); give images with --data, or --formats encoder onnx."
             ) from error
         try:
@@ -149,7 +149,7 @@ class _Exporting:
     def _reference(self, spool: Path) -> np.ndarray | None:
         """Log densities of the images that outliers are measured against: the run's own, or what stands for them."""
         run, other = self.run, self.config.data
-        gone = "[yellow]The run's own images are gone: the ONNX file measures outliers against"
+        gone = "[yellow]The run's own images were not found: the ONNX file measures outliers against"
         try:
             return self._encoded(None, spool)[1].log_density_N
         except SiamMMError:
@@ -176,7 +176,7 @@ class _Exporting:
         if timm_model is None:
             self.lines.append(
                 f"[yellow]timm has no arguments for {escape(run.config.network.backbone)} at {run.view.size} pixels: "
-                "the encoder is for SiamMM.from_pretrained alone.[/]"
+                "the encoder can only be loaded with SiamMM.from_pretrained.[/]"
             )
             return
         repeat = "" if timm_model.repeat == 1 else f", pixels repeated {timm_model.repeat} times (see {files.CARD})"

@@ -16,7 +16,9 @@ def one_process(command: str, device: str, *, remedy: str = "use --device cpu") 
     """Refuse to run under ``torchrun``, and report a GPU that runs out of memory in one sentence."""
     with processes.setup(device) as context:
         if context.world_size > 1:
-            raise InputError(f"{command} runs in one process, but there are {context.world_size}; start it by itself.")
+            raise InputError(
+                f"{command} runs in one process, but {context.world_size} were started; run it without torchrun."
+            )
         try:
             yield context.device
         except torch.OutOfMemoryError as error:

@@ -54,7 +54,7 @@ def report(config: ReportConfig) -> None:
         console.print(escape(note), style="yellow", soft_wrap=True)
     console.print(f"Written to [bold]{escape(str(output))}[/] ({size:.1f} MB){escape(more)}.", soft_wrap=True)
     if config.open and not open_page(output.resolve().as_uri()):
-        console.print("There is no browser to show it with here; open that file in one.", style="dim")
+        console.print("No browser was found here; open the file in one.", style="dim")
     data = () if config.data is None else ("--data", config.data)
     sort = [("sort", config.run, "--to", "FOLDER", *data)] if isinstance(run.images.source, FolderSource) else []
     next_steps(console, ("explore", config.run, *data), *sort)
@@ -64,7 +64,7 @@ def _check_output(output: Path, *, overwrite: bool) -> Path:
     """Refuse a page that could not be written; the folder beside it, for what does not fit into it."""
     check_new_file(output, overwrite=overwrite)
     if output.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"The output {output} is a page, so its name ends in .html; choose another --output.")
+        raise InputError(f"The output {output} does not end in .html, which the report needs; choose another --output.")
     beside = output.with_name(f"{output.stem}_files")
     if beside.exists():
         check_new_folder(beside, overwrite=overwrite, ours=_sheets_in(beside))

@@ -72,11 +72,12 @@ def _reached(begun: Loaded, settings: TrainConfig) -> tuple[int, int]:
     try:
         epoch, step = int(begun.facts["epoch"]), int(begun.facts["step_in_epoch"])
     except (KeyError, TypeError, ValueError) as error:
-        raise StoredFileError(f"{begun.path} does not say how far the run is; start a new run.") from error
+        raise StoredFileError(f"{begun.path} does not say how far the run had got; start a new run.") from error
     least = epoch + (step > 0)
     if settings.optimisation.epochs < least:
         raise InputError(
-            f"--epochs is {settings.optimisation.epochs}, but the run is in epoch {least} already; give at least that."
+            f"--epochs is {settings.optimisation.epochs}, but the run is already in epoch {least}; use at least "
+            f"{least}."
         )
     return epoch, step
 
@@ -98,8 +99,8 @@ def _with_other_images(
         raise InputError(_not_the_images(where, config.resume, differences))
     if "ids" not in begun.tensors:
         raise InputError(
-            f"{config.resume} was begun by an earlier version of siammm, which did not keep the names of its images, "
-            "so that nothing can be carried over to others; give these, or start a new run."
+            f"{config.resume} was started by an earlier version of siammm, which did not store the names of its "
+            "images, so it cannot continue with changed ones; give the original images, or start a new run."
         )
     if settings.clustering.n_components is not None:
         return settings
@@ -110,8 +111,8 @@ def _with_other_images(
 def _not_the_images(where: str, run: Path | None, differences: Differences | None) -> str:
     what = f": {differences}" if differences is not None and differences.any() else ""
     return (
-        f"{where} does not hold the images that {run} was trained on{what}; put these back, add --allow-data-change to "
-        "go on with what is there, or start a new run."
+        f"{where} does not contain the images that {run} was trained on{what}; restore them, add --allow-data-change "
+        "to continue with the images that are there, or start a new run."
     )
 
 
@@ -123,14 +124,14 @@ def _notes(
     epoch, step = int(begun.facts["epoch"]), int(begun.facts["step_in_epoch"])
     if begun.skipped is not None:
         notes.append(
-            f"{begun.skipped} It is skipped: the run goes on from {begun.path.name}, after {step:,} updates of epoch "
+            f"{begun.skipped} It is skipped: the run continues from {begun.path.name}, after {step:,} updates of epoch "
             f"{epoch + 1}."
         )
     changed = [f"--{name.replace('_', '-')} from {old} to {new}" for name, (old, new) in course.items()]
     if changed:
         notes.append(
             f"Changed: {', '.join(changed)}. Learning rate and momentum follow the new schedule from here on, so the "
-            "result is not, bit for bit, that of a run that was begun with it."
+            "result differs from that of a run that was started with these settings."
         )
     if differences is not None:
         notes.append(
@@ -140,8 +141,8 @@ def _notes(
     processes_then = begun.facts.get("world_size", context.world_size)
     if processes_then != context.world_size:
         notes.append(
-            f"The checkpoint was written by a run of {processes_then} processes, and {context.world_size} go on with "
-            "it: sums are added in another order, so the result is equal up to rounding, not bit for bit."
+            f"The checkpoint was written by {processes_then} processes and is resumed with {context.world_size}: sums "
+            "are added in another order, so the result is equal up to rounding, not bit for bit."
         )
     return notes
 

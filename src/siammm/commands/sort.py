@@ -31,7 +31,7 @@ def sort(config: SortConfig) -> None:
     for note in run.images.notes:
         console.print(escape(note), style="yellow", soft_wrap=True)
     if done.n_missing:
-        console.print(f"{counted(done.n_missing, 'image')} of the run left out: not there any more.", style="yellow")
+        console.print(f"{counted(done.n_missing, 'image')} of the run left out: not found.", style="yellow")
     how = "copied" if config.copy else "linked"
     console.print(
         f"[bold green]{counted(done.n_images, 'image')}[/] {how} into {counted(done.n_folders, 'folder')}, one for "
@@ -45,6 +45,6 @@ def sort(config: SortConfig) -> None:
 def _refuse_within_images(to: Path, root: Path) -> None:
     if to.resolve().is_relative_to(root.resolve()):
         raise InputError(
-            f"--to {shown(to)} lies within the folder of the images, {shown(root)}, where links and copies would be "
+            f"--to {shown(to)} is inside the folder of the images, {shown(root)}, where its links and copies would be "
             "taken for images; choose another."
         )

@@ -78,7 +78,7 @@ def _start(config: TrainConfig, context: Context, stack: contextlib.ExitStack) -
     data, cache = str(config.data), config.run.image_cache
     if cache is not None and Path(cache).is_relative_to(from_anywhere(data)):
         raise InputError(
-            f"--image-cache {cache} lies within {data}, where its copies would be taken for images; choose another."
+            f"--image-cache {cache} is inside {data}, where its copies would be taken for images; choose another."
         )
     output, folder = output_folder(config), None
     with ranks.refused_together(context.device):

@@ -19,20 +19,21 @@ def choose_device(device: str, local_rank: int = 0, world_size: int = 1) -> torc
     except RuntimeError:
         usable, chosen = False, torch.device("cpu")
     if not usable or (chosen.type == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"device={device!r} cannot be used here; use 'auto' or 'cpu'.")
+        raise InputError(f"The device {device!r} is not available here; use auto or cpu.")
     if chosen.type == "mps" and (world_size > 1 or not torch.backends.mps.is_available()):
-        raise InputError(f"device={device!r} cannot be used here by {world_size} processes; use 'auto' or 'cpu'.")
+        raise InputError(f"The device {device!r} is not available here for {world_size} processes; use auto or cpu.")
     if chosen.type != "cuda":
         return chosen
     if world_size > 1 and chosen.index is not None:
         raise InputError(
-            f"device={device!r} is one GPU, but there are {world_size} processes; use 'cuda', and each takes its own."
+            f"The device {device!r} is one GPU, but there are {world_size} processes; use cuda, so that each has "
+            "its own."
         )
     index = local_rank if chosen.index is None else chosen.index
     if index >= torch.cuda.device_count():
         raise InputError(
             f"GPU {index} was asked for, but this machine has {torch.cuda.device_count()}; start at most as many "
-            f"processes (torchrun --nproc-per-node), or use device='cpu'."
+            f"processes (torchrun --nproc-per-node), or use the device cpu."
         )
     return torch.device("cuda", index)
 

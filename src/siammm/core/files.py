@@ -100,7 +100,7 @@ def check_new_file(path: Path, *, overwrite: bool) -> None:
     """Fail now, with one sentence, if ``new_file`` would fail later, after hours of work."""
     try:
         if path.is_dir():
-            raise InputError(f"The output {path} is a folder, but a file is written; choose another --output.")
+            raise InputError(f"The output {path} is a folder, but this command writes a file; choose another --output.")
         if path.exists() and not overwrite:
             raise InputError(f"The output {path} exists; choose another --output, or add --overwrite.")
         check_writable(path)

@@ -54,7 +54,7 @@ def check_new_folder(
         foreign = sorted(name for name in present - ours if not is_leftover(name, ours))
         if foreign:
             raise InputError(
-                f"The output folder {path} holds {foreign[0]!r}, which is no part of an earlier result, so it is not "
+                f"The output folder {path} holds {foreign[0]!r}, which is not part of an earlier result, so it is not "
                 f"replaced; choose another {flag}."
             )
         check_writable(target)

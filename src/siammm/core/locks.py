@@ -130,8 +130,8 @@ class FolderLock:
             owner = _Owner.read(self.path)
         if owner is not None and owner.token != self._mine.token:
             raise InputError(
-                f"Process {owner.pid} on {owner.host} has taken over {self.folder} while this one was not heard of; "
-                "this one stops, so that nothing is mixed."
+                f"Process {owner.pid} on {owner.host} took over {self.folder} because this process did not respond; "
+                "this one stops, so that their results are not mixed."
             )
 
     def _take(self) -> None:
@@ -173,8 +173,8 @@ class FolderLock:
         silence = max(0.0, self._silence())
         return InputError(
             f"{self.folder} is being written by process {owner.pid} on {owner.host}, last seen {silence:.0f} s ago; "
-            f"wait until it ends, or {self._remedy}. If it has gone, the folder is free {SILENT_SECONDS:.0f} s after "
-            f"that, or at once if you remove {self.path}."
+            f"wait until it ends, or {self._remedy}. If it no longer runs, the folder is free {SILENT_SECONDS:.0f} s "
+            f"after that, or at once if you remove {self.path}."
         )
 
     def _touched(self) -> float:

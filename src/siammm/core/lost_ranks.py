@@ -42,7 +42,7 @@ def noticed(context: Context) -> Iterator[None]:
         if not ranks.active() or (not isinstance(error, dist.DistError) and "gloo" not in str(error)):
             raise
         raise LostRankError(
-            "Another rank has ended, so this one stops too; the other's own message says why."
+            "Another rank has ended, so this one stops too; the message of that rank says why."
         ) from error
     finally:
         if watch is not None:
@@ -103,8 +103,8 @@ class Heartbeats:
             seen = self._answers
             still = [rank for rank, beats in self._silent.items() if beats >= self._beats]
             if still or unanswered >= self._beats:
-                who = f"Rank {still[0]}" if still else "The process that all ranks have met through"
-                self._lost(f"{who} has not been heard of for {self._seconds:.0f} s, so this one stops.")
+                who = f"Rank {still[0]}" if still else "The process that all ranks connect to"
+                self._lost(f"{who} has not responded for {self._seconds:.0f} s, so this one stops.")
                 return
 
     def _key(self, rank: int) -> str:

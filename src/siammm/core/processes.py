@@ -76,7 +76,7 @@ def setup(device: str = "auto", *, timeout: timedelta = DEFAULT_TIMEOUT) -> Cont
         missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
             raise InputError(
-                f"WORLD_SIZE is {world}, but without {' and '.join(missing)}; start the processes with torchrun."
+                f"WORLD_SIZE is {world}, so {' and '.join(missing)} must be set; start the processes with torchrun."
             )
         on_gpu = chosen.type == "cuda"
         store, _, _ = next(rendezvous("env://", number, world, timeout=timeout))
@@ -115,7 +115,7 @@ def _word_of_this_start(store: Any, rank: int, world: int, timeout: timedelta) -
             store.set(f"siammm/answer/{store.get(f'siammm/asked/{other}').decode()}", word)
         waits_for = {other for other in waits_for if not store.check([f"{word}/heard/{other}"])}
         if waits_for and time.monotonic() > until:
-            raise InputError(f"{len(waits_for)} of {world} processes were not heard of; check that all were started.")
+            raise InputError(f"{len(waits_for)} of {world} processes did not respond; check that all were started.")
         time.sleep(_PAUSE_SECONDS)
     return word
 

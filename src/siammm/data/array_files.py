@@ -115,7 +115,7 @@ def load_npz(path: Path, *keys: str | None) -> list[np.ndarray | None]:
         if unpacked > max(_LARGE, _MOST_TIMES * stored):
             raise InputError(
                 f"{shown(path)} would unpack to {unpacked / 2**30:.1f} GiB from {stored / 2**20:.1f} MiB, more than "
-                f"{_MOST_TIMES} times as much; if it is to be trusted, save its arrays as .npy."
+                f"{_MOST_TIMES} times as much; if you trust it, save its arrays as .npy."
             )
         check_fits(unpacked, f"The arrays of {shown(path)}", "save them as .npy, which is memory-mapped")
         opened.seek(0)
@@ -152,7 +152,9 @@ def _whole_npz(path: Path) -> Iterator[None]:
         raise StoredFileError(f"{shown(path)} cannot be read ({one_line(error)}); check the file.") from error
     except Exception as error:
         # The readers of zip files and of what is packed in them raise nearly anything where bytes are damaged.
-        raise StoredFileError(f"{shown(path)} is not a whole .npz file ({one_line(error)}); write it again.") from error
+        raise StoredFileError(
+            f"{shown(path)} is not a complete .npz file ({one_line(error)}); write it again."
+        ) from error
 
 
 @contextmanager
@@ -171,12 +173,12 @@ def parquet_file(path: Path) -> Iterator[Any]:
         if isinstance(error, OSError) and error.errno is not None:
             raise StoredFileError(f"{shown(path)} cannot be read ({one_line(error)}); check the file.") from error
         raise StoredFileError(
-            f"{shown(path)} is not a whole Parquet file ({one_line(error)}); write it again."
+            f"{shown(path)} is not a complete Parquet file ({one_line(error)}); write it again."
         ) from error
 
 
 def _too_large(path: Path) -> InputError:
-    return InputError(f"What {shown(path)} holds needs more memory than is free; split it into several files.")
+    return InputError(f"The contents of {shown(path)} need more memory than is free; split it into several files.")
 
 
 def parquet_columns(file: Any, columns: Sequence[str], path: Path, *, groups: Sequence[int] | None = None) -> Any:

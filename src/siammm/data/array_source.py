@@ -218,8 +218,8 @@ def _as_bytes(images: np.ndarray, name: str) -> np.ndarray:
         whole = scaled.round()
         if np.abs(scaled - whole).max() > tolerance:
             raise InputError(
-                f"{name} holds {images.dtype.name} values that are no whole 255ths, so uint8 would lose some of them; "
-                "round them yourself with (images * 255).round().astype('uint8')."
+                f"{name} holds {images.dtype.name} values that are not multiples of 1/255, so uint8 would lose some of "
+                "them; round them yourself with (images * 255).round().astype('uint8')."
             )
         converted[start : start + rows] = whole
     return converted

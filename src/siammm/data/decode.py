@@ -187,7 +187,7 @@ def _check_beginning(beginning: bytes) -> list[str]:
         name for name in _known_formats() if (accept := Image.OPEN[name][1]) is None or accept(beginning) is True
     ]
     if not formats:
-        raise BadImage(f"is not an image in a format that is read ({', '.join(_FORMATS)})")
+        raise BadImage(f"is not an image in a supported format ({', '.join(_FORMATS)})")
     return formats
 
 

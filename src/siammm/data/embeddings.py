@@ -148,7 +148,9 @@ def _read_safetensors(
             keys = (id_key, label_key)
             ids, labels = (None if k is None else tensors[k][rows.start : rows.stop].numpy() for k in keys)
     except SafetensorError as error:
-        raise StoredFileError(f"{path} is not a whole safetensors file ({one_line(error)}); write it again.") from error
+        raise StoredFileError(
+            f"{path} is not a complete safetensors file ({one_line(error)}); write it again."
+        ) from error
     return EmbeddingTable(
         embeddings=embeddings.numpy(), ids=ids, labels=labels, source=path, rows=rows, n_total=n_total
     )

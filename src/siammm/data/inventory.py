@@ -47,7 +47,9 @@ class Differences:
     def __str__(self) -> str:
         """Such as "344 changed (a.png, b.png, c.png, ...), 1 missing (d.png)"."""
         parts = (("changed", self.changed), ("added", self.added), ("missing", self.missing))
-        return ", ".join(f"{len(names):,} {word} ({_listed(names)})" for word, names in parts if names)
+        # A source that is one file has no name within itself.
+        listed = {word: f" ({_listed(names)})" if any(names) else "" for word, names in parts}
+        return ", ".join(f"{len(names):,} {word}{listed[word]}" for word, names in parts if names)
 
     def counts(self) -> dict[str, int]:
         """How many of each."""

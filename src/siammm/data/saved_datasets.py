@@ -57,7 +57,7 @@ def saved_dataset_files(folder: Path, name: str) -> list[Path]:
     state = _json_file(folder / "state.json")
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise InputError(
-            f"{shown(name)} is saved with an order of its own, which is not read; "
+            f"{shown(name)} is saved with an indices mapping, which is not supported; "
             "save it again after dataset.flatten_indices()."
         )
     entries = state.get("_data_files") or []

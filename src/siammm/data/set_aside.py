@@ -156,7 +156,9 @@ def _without_shape(source: Source) -> InputError:
             return InputError(
                 f"The images of {shown(source.name)} differ in size; choose one for all with --image-size."
             )
-    return InputError(f"No image of {shown(source.name)} that was looked at can be read: {reason}; check the data.")
+    return InputError(
+        f"None of the images of {shown(source.name)} that were checked can be read: {reason}; check the data."
+    )
 
 
 def _compact(images: np.ndarray, kept: np.ndarray) -> np.ndarray:

@@ -35,7 +35,7 @@ _TABLES_AND_SHARDS: dict[str, type[ParquetSource | ArrowSource | TarSource]] = {
     ".parquet": ParquetSource, ".pq": ParquetSource, ".arrow": ArrowSource, ".tar": TarSource
 }  # fmt: skip
 _WHAT_IS_READ = (
-    "images are read from a folder of them, .npy, .npz, .parquet or .tar files, or a folder saved by datasets"
+    "images are read from a folder, from .npy, .npz, .parquet or .tar files, or from a folder saved by datasets"
 )
 
 
@@ -126,8 +126,7 @@ class _Opener:
             )
         if suffix in decode.SUFFIXES:
             raise InputError(
-                f"{shown(self.name)} is one image, and there is nothing to learn from one; give the folder "
-                f"{shown(first.parent)} to read all images in it."
+                f"{shown(self.name)} is a single image; give the folder {shown(first.parent)} to read all images in it."
             )
         raise InputError(f"{shown(self.name)} ends in {suffix!r}, but {_WHAT_IS_READ}; choose one of these.")
 

@@ -57,10 +57,12 @@ def read_names(path: str | Path) -> list[str]:
     except OSError as error:
         raise InputError(f"The list {shown(path)} cannot be read ({one_line(error)}); check the path.") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{shown(path)} is not text, but a list of names is needed, one a line; check it.") from error
+        raise InputError(
+            f"{shown(path)} is not text, but a list of names is needed, one per line; check it."
+        ) from error
     names = [line.strip() for line in lines if line.strip()]
     if not names:
-        raise InputError(f"The list {shown(path)} holds no names; write one a line.")
+        raise InputError(f"The list {shown(path)} holds no names; write one per line.")
     return names
 
 

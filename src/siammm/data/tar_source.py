@@ -105,7 +105,7 @@ class TarSource(EncodedSource):
         i = self._check_position(i)
         offset, size = int(self._offsets[i]), int(self._sizes[i])
         if size == _IS_LINK:
-            raise BadImage("is a link or a special file in the tar, not an image of its own")
+            raise BadImage("is a link or a special file in the tar, not an image")
         # Opened for every read: threads and forked processes then share no place in the file.
         decode.check_bytes(size, self.max_pixels)
         try:
@@ -182,7 +182,9 @@ def _members(shard: Path) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
     except (tarfile.TarError, EOFError, ValueError) as error:
         if isinstance(error, InputError | StoredFileError):
             raise
-        raise StoredFileError(f"{shown(shard)} is not a whole tar file ({one_line(error)}); write it again.") from error
+        raise StoredFileError(
+            f"{shown(shard)} is not a complete tar file ({one_line(error)}); write it again."
+        ) from error
     except OSError as error:
         raise StoredFileError(f"{shown(shard)} cannot be read ({one_line(error)}); check the file.") from error
 
@@ -213,7 +215,7 @@ def _label(
         value: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f'{what} is no JSON ({one_line(error)}); correct it or leave the labels out with --label-key "".'
+            f'{what} is not JSON ({one_line(error)}); correct it or leave the labels out with --label-key "".'
         ) from error
     if not isinstance(value, dict):
         return None
@@ -246,6 +248,6 @@ def expand(pattern: str) -> list[str]:
         )
     rest = expand(pattern[match.end() :])
     if (last - first + 1) * len(rest) > _MOST_SHARDS:
-        raise InputError(f"{shown(pattern)} stands for more than {_MOST_SHARDS:,} files; give fewer.")
+        raise InputError(f"{shown(pattern)} matches more than {_MOST_SHARDS:,} files; give fewer.")
     start, width = pattern[: match.start()], len(match[1])
     return [f"{start}{number:0{width}d}{end}" for number in range(first, last + 1) for end in rest]

@@ -106,8 +106,7 @@ class ViewSettings:
             )
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise InputError(
-                f"mean is {self.mean} and std {self.std}, but both have 3 channels and std is above 0; "
-                "give such numbers."
+                f"mean is {self.mean} and std {self.std}, but both need 3 numbers, and those of std must be above 0."
             )
 
     @property

@@ -95,7 +95,7 @@ def open_voc(
     if (absent := next((name for name in names if name not in files), None)) is not None:
         raise InputError(
             f"{shown(absent)} is in the split {split}, but {shown(folder / 'JPEGImages')} has no such image; add it "
-            "or take it off the list."
+            "or remove it from the list."
         )
     objects = [_annotated(folder / "Annotations" / f"{name}.xml", name) for name in names]
     seen = {label for found in objects for label in found}
@@ -130,9 +130,9 @@ def _split_names(folder: Path, split: str) -> list[str]:
         raise InputError(f"{shown(folder)} has no split {split!r}; it has: {listed(there) or '(none)'}.")
     names = read_names(path)
     if odd := [name for name in names if Path(name).name != name or name.startswith(".")]:
-        raise InputError(f"{odd[0]!r} in {shown(path)} is no name of an image, such as 000005; correct the list.")
+        raise InputError(f"{odd[0]!r} in {shown(path)} is not the name of an image, such as 000005; correct the list.")
     if (twice := _repeated(names)) is not None:
-        raise InputError(f"{twice!r} is in {shown(path)} twice; take one off the list.")
+        raise InputError(f"{twice!r} is in {shown(path)} twice; remove one.")
     return names
 
 
@@ -270,7 +270,7 @@ def _read_table(path: Path) -> dict[str, Sequence[Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{shown(path)} cannot be read ({one_line(error)}); check the file.") from error
     except (pa.ArrowException, csv.Error, ValueError) as error:
-        raise InputError(f"{shown(path)} is not a whole table ({one_line(error)}); write it again.") from error
+        raise InputError(f"{shown(path)} is not a complete table ({one_line(error)}); write it again.") from error
     if len(set(header)) < len(header):
         raise InputError(f"{shown(path)} has two columns of the same name; save it with different names.")
     if not columns or not len(columns[0]):

@@ -73,7 +73,7 @@ def open_task(
     """Open the sets of images, or split the table, and find out what the subject knows of the test images."""
     if isinstance(subject, TableSubject):
         if data is not None:
-            raise InputError(f"{subject.name} is a table and brings its own data; leave --data {data} out.")
+            raise InputError(f"{subject.name} is a table, which contains its own data; leave --data {data} out.")
         pair = _open_tables(subject.table, test, reading)
         why = "A table does not say which images its encoder was trained on."
         seen: dict[str, Any] = {"seen": None, "clustered": None, "in_train": None, "why": why}
@@ -83,7 +83,7 @@ def open_task(
             reading = subject.run.reading(reading, needs_labels=True)
         where = own if data is None else data
         if where is None:
-            raise InputError(f"{subject.name} does not bring images with it; give labelled ones with --data.")
+            raise InputError(f"{subject.name} comes without images; give labelled ones with --data.")
         pair, whole = open_pair(where, test, reading)
         seen = _seen(subject, pair, whole, reading)
     task = Task(subject, pair.train, pair.test, pair.class_names, device, pair.record(), seen, reading)
@@ -95,7 +95,7 @@ def open_task(
 def open_transfer(task: Task, data: str, test: str | None) -> None:
     """Add another labelled data set to a task."""
     if isinstance(task.subject, TableSubject):
-        raise InputError(f"{task.subject.name} is a table, which cannot see other images; leave --transfer out.")
+        raise InputError(f"{task.subject.name} is a table, which cannot encode other images; leave --transfer out.")
     if find_voc(_root_and_split(data, "")[0]):
         pair = _open_voc(data, test, task.reading)
     elif _targets_table(data) is not None:
@@ -194,7 +194,7 @@ def _open_labelled(data: str, reading: DataConfig) -> tuple[Source, np.ndarray]:
     source = _open_images(data, reading)
     if source.labels is None:
         raise InputError(
-            f"{data} has no labels, or some are missing, and nothing can be measured without; put the images into a "
+            f"{data} has no labels, or some are missing, but an evaluation needs all of them; put the images into a "
             "folder for each class, or name the labels with --label-key."
         )
     return source, source.labels
@@ -279,7 +279,7 @@ def _labelled_rows(table: EmbeddingTable) -> tuple[np.ndarray, np.ndarray]:
     """The rows that have a label, and their labels."""
     if table.labels is None:
         raise InputError(
-            f"{table.source} has no labels, and nothing can be measured without; name their column with --label-key, "
+            f"{table.source} has no labels, but an evaluation needs them; name their column with --label-key, "
             "or save the embeddings with labels as .npz or Parquet."
         )
     # Many tables mark a missing label with a number below 0.

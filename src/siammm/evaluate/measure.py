@@ -79,7 +79,7 @@ def choose(names: Sequence[str] | None, task: Task) -> list[Protocol]:
         raise InputError("--transfer is given, but transfer is not among --protocols; add it, or leave --transfer out.")
     for name in names:
         if name not in PROTOCOLS:
-            raise InputError(f"There is no protocol {name!r}; there are {', '.join(PROTOCOLS)}.")
+            raise InputError(f"{name!r} is not a protocol; the protocols are {', '.join(PROTOCOLS)}.")
         if (obstacle := _obstacle(PROTOCOLS[name], task)) is not None:
             raise InputError(obstacle)
     return [PROTOCOLS[name] for name in dict.fromkeys(names)]

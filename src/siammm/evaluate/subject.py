@@ -47,8 +47,8 @@ def open_subject(
         return TableSubject(
             name=given, table=table, record={"kind": "embeddings", "name": given, "n_samples": n, "n_features": d}
         )
-    what = "is not one of these" if path.exists() else "does not exist"
+    what = "cannot be evaluated" if path.exists() else "does not exist"
     raise InputError(
-        f"{given} {what}: a run folder, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS, lite or a table of "
-        f"embeddings ({', '.join(SUFFIXES)}); check the path."
+        f"{given} {what}; give a run folder, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS, lite, or a "
+        f"table of embeddings ({', '.join(SUFFIXES)})."
     )

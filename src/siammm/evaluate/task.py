@@ -135,5 +135,5 @@ class Task:
         finally:
             loader.close()
         if not bool(row_ND.isfinite().all()):
-            raise InputError(f"{subject.name} makes NaN or infinity of some images; its weights are damaged.")
+            raise InputError(f"{subject.name} gives NaN or infinity for some images; its weights are damaged.")
         return Features(row_ND, torch.from_numpy(part.labels[kept_N]).to(self.device), kept_N, embedding_NE)

@@ -18,7 +18,7 @@ def check_repository(repo_id: str) -> None:
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        reason = f"no name of a repository ({one_line(error)})"
+        reason = f"which is not the name of a repository ({one_line(error)})"
         raise InputError(f"--hub is {repo_id!r}, {reason}; give USER/NAME.") from error
 
 
@@ -53,5 +53,5 @@ def fetch(model: str, **options: Any) -> Path:
         raise
     except Exception as error:  # as above
         raise StoredFileError(
-            f"{model} is no folder, and no model that the hub gives ({one_line(error)}); check the path or the name."
+            f"{model} is neither a folder nor a model on the hub ({one_line(error)}); check the path or the name."
         ) from error

@@ -47,12 +47,12 @@ def image_folder(run: Run) -> FolderSource:
     """The folder of a run's images; refuses images that are no files of their own."""
     images = run.images
     if images.source is None:
-        reason = images.notes[0] if images.notes else f"The images of {run.given} are gone; give them with --data."
-        raise InputError(reason)
+        missing = f"The images of {run.given} were not found; give their location with --data."
+        raise InputError(images.notes[0] if images.notes else missing)
     if not isinstance(images.source, FolderSource):
         raise InputError(
-            f"The images of {run.given} are in {shown(images.source.name)}, not files of their own: there is nothing "
-            f"to link to or to copy; siammm export {run.given} --formats tables lists them with their clusters."
+            f"The images of {run.given} are in {shown(images.source.name)}, not separate files, so they cannot be "
+            f"linked or copied; siammm export {run.given} --formats tables lists them with their clusters."
         )
     return images.source
 

@@ -89,14 +89,14 @@ def diagnose(health: Health, n_images: int) -> str | None:
     if health.deviation < LEAST_DEVIATION:
         return (
             f"The encoder has collapsed: all {n_images:,} images have nearly the same embedding (deviation "
-            f"{health.deviation:.2g}, where at least {LEAST_DEVIATION:g} is sound); check that the images differ, "
+            f"{health.deviation:.2g}, where at least {LEAST_DEVIATION:g} is expected); check that the images differ, "
             "lower --learning-rate, or raise --encoder-momentum."
         )
     # Two tight groups vary along one line too, but are as far apart as can be: a collapse is a line without spread.
     if n_images > 2 and health.effective_rank < LEAST_RANK and health.deviation < SPREAD_OUT:
         return (
             f"The encoder has collapsed: the embeddings vary along one line (effective rank "
-            f"{health.effective_rank:.2f}, where at least {LEAST_RANK:g} is sound); check that the images differ, "
+            f"{health.effective_rank:.2f}, where at least {LEAST_RANK:g} is expected); check that the images differ, "
             "lower --learning-rate or --cluster-weight, or use --instance-loss contrastive."
         )
     return None

@@ -432,7 +432,7 @@ class Mixture(DensityMixin, BaseEstimator):
             raise InputError(f"random_state is {self.random_state}, but a seed must be from 0 to 4294967295.")
         check_number("tol", self.tol, lambda value: 0 <= value < math.inf, "it must be a finite number of 0 or more")
         check_number("merge_threshold", self.merge_threshold, math.isfinite, "it must be a finite number")
-        share = "it is a share of the components: above 0, at most 1"
+        share = "it must be above 0 and at most 1"
         check_number("merge_share", self.merge_share, lambda value: 0 < value <= 1, share)
         check_one_of("assignment", self.assignment, em.ASSIGNMENT_RULES)
         check_one_of("backend", self.backend, neighbours.BACKENDS)

@@ -60,7 +60,9 @@ def read_assignments(path: Path, n_clusters: int, *, ids_are_text: bool, again: 
     if not len(table):
         raise StoredFileError(f"{path} holds no images; {again}.")
     if not 0 <= cluster_N.min() <= cluster_N.max() < n_clusters:
-        raise StoredFileError(f"{path} names a cluster that {files.MIXTURE} has not; they are not of one run.")
+        raise StoredFileError(
+            f"{path} names a cluster that {files.MIXTURE} does not have; the files belong to different runs."
+        )
     return table
 
 

@@ -29,7 +29,7 @@ def load_clustered(path: Path, given: str, clustering: Summary) -> VonMisesFishe
     if mixture.n_components_ != clustering.n_clusters:
         raise InputError(
             f"There are {mixture.n_components_} clusters in {given}, but {files.SUMMARY} has {clustering.n_clusters}; "
-            "the files are of two runs: copy the whole folder again."
+            "the files belong to different runs: copy the whole folder again."
         )
     return mixture
 
@@ -38,5 +38,5 @@ def _check_dimensions(mixture: VonMisesFisherMixture, given: str, expected: int)
     if mixture.n_features_in_ != expected:
         raise InputError(
             f"The clusters in {given} have {mixture.n_features_in_} dimensions, but its embeddings have {expected}; "
-            "the files are of two runs: copy the whole folder again."
+            "the files belong to different runs: copy the whole folder again."
         )

@@ -74,9 +74,9 @@ class Run(RunFindings):
         run = Run(given, device=device, progress=progress)
         if not run.path.is_dir():
             what = "is a file" if run.path.exists() else "does not exist"
-            how = "give one that siammm train or siammm cluster wrote"
+            how = "give a run folder that siammm train or siammm cluster wrote"
             hint = _how_to_cluster(run.path) if run.path.is_file() and is_data(run.path) else ""
-            raise InputError(f"{run.given} {what}, but a run is a folder; {how}{hint}.")
+            raise InputError(f"{run.given} {what}; {how}{hint}.")
         if run.is_finished:
             return run
         if run._has_own_config:
@@ -84,7 +84,7 @@ class Run(RunFindings):
             raise InputError(f"The run {run.given} has not finished; continue with: {command}.")
         if is_clustered(run.path):
             return ClusteredRun(given, device=device, progress=progress)
-        reason = f"is a folder, but no run: it has no {files.ENCODER}, and no {files.SUMMARY} of siammm cluster"
+        reason = f"is not a run folder: it has no {files.ENCODER} and no {files.SUMMARY} of siammm cluster"
         hint = _how_to_cluster(run.path) if is_data(run.path) else ""
         raise InputError(f"{run.given} {reason}; give one that siammm train or siammm cluster wrote{hint}.")
 
@@ -93,7 +93,7 @@ class Run(RunFindings):
         """A run to resume: of its parts there are config, facts, metrics and a checkpoint."""
         run = cls(given)
         if not run._has_own_config:
-            reason = f"is not a run folder: it has no {files.CONFIG}"
+            reason = f"is not a run folder: it has no {files.CONFIG}" if run.path.exists() else "does not exist"
             raise InputError(f"{run.given} {reason}; give the folder that siammm train wrote.")
         return run
 
@@ -169,7 +169,7 @@ class Run(RunFindings):
         """The images in ``data``, or else the run's own, ready to be encoded."""
         where = self.data if data is None else data
         if where is None:
-            raise InputError(f"{self.given} does not bring images with it; give some with --data.")
+            raise InputError(f"{self.given} comes without images; give some with --data.")
         reading = self.reading(reading)
         return image_loader(open_images(where, reading), self.view, reading, self.device, progress=progress)
 
@@ -289,8 +289,8 @@ class ClusteredRun(Run):
         digest = network_digest(network.momentum_encoder or network.encoder, self.view)
         if self.encoder_record is not None and self.encoder_record.get("digest") not in (None, digest):
             raise InputError(
-                f"The encoder {self.encoder_name} is another than when {self.given} was clustered with it; put the "
-                "earlier one back, or cluster again."
+                f"The encoder {self.encoder_name} has changed since {self.given} was clustered with it; restore the "
+                "earlier one, or cluster again."
             )
         return network
 

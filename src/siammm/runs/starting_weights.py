@@ -102,12 +102,12 @@ def open_start(config: TrainConfig, source: Source) -> Start | None:
 
 def _sentence(name: str, anew: list[str], wanted: dict[str, Tensor], found: dict[str, Tensor]) -> str:
     """What starts from the weights, and what starts anew."""
-    heads = "the heads start anew"
+    heads = "the heads start from random weights"
     if not anew:
         return f"The backbone starts from {name}; {heads}."
     parts = [f"{key} {_difference(wanted[key], found.get(key))}" for key in anew[:_SHOWN]]
     more = f" and {len(anew) - _SHOWN:,} more" if len(anew) > _SHOWN else ""
-    return f"The backbone starts from {name}, but for what does not fit: {', '.join(parts)}{more}; {heads} too."
+    return f"The backbone starts from {name}, except for what does not fit: {', '.join(parts)}{more}; {heads} too."
 
 
 def _difference(wanted: Tensor, found: Tensor | None) -> str:

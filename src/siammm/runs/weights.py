@@ -64,11 +64,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         stored = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise StoredFileError(
-            f"{path} holds more than tensors, which is never unpickled; save its state_dict alone."
+            f"{path} holds objects other than tensors, which are never unpickled; save only its state_dict."
         ) from error
     except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
-        raise StoredFileError(f"{path} is not a whole file of weights ({reason}); write it again.") from error
+        raise StoredFileError(f"{path} is not a complete file of weights ({reason}); write it again.") from error
     tensors = dict(_flat(stored, ""))
     if not tensors:
         raise StoredFileError(f"{path} holds no tensors; give a checkpoint, or its state_dict.")

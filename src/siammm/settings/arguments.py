@@ -5,7 +5,7 @@ tyro parses the command line. Training from Python needs no command line, so set
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 if TYPE_CHECKING:
     from tyro.conf import Positional, arg
@@ -20,4 +20,7 @@ else:
             return settings
 
 
-__all__ = ["Positional", "arg"]
+BY_POSITION = get_args(Positional[int])[1]
+"""What ``Positional`` adds to a type."""
+
+__all__ = ["BY_POSITION", "Positional", "arg"]

@@ -84,7 +84,7 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
         yield f"--n-groups is {given}, but with --group-after {after} the number is found; leave one of them out."
     if clustering.group_after < clustering.cluster_after:
         given, after = clustering.group_after, clustering.cluster_after
-        yield f"--group-after is {given}, but clusters begin at --cluster-after {after}; use at least that."
+        yield f"--group-after is {given}, but clusters begin at --cluster-after {after}; use at least {after}."
     if config.method == "propos" and clustering.n_components is None:
         yield "--method propos needs the number of clusters; set it with --n-components."
     if cluster == "scattering" and clustering.merge != "none":

@@ -82,7 +82,7 @@ def resumed(
             refused.append(f"{flag} cannot be changed by --resume ({place} in the run, {given} given)")
     if refused:
         raise InputError(
-            f"{', '.join(refused)}; a run goes on with its own settings: leave it out, or start a new run."
+            f"{', '.join(refused)}; a resumed run keeps its own settings: leave it out, or start a new run."
         )
     course = {name: (value_of(stored, name), given) for name, given in changed.items() if name in _COURSE}
     return with_settings(stored, **changed | _same_starts(stored, changed) | {"data": stored.data}), course
@@ -97,8 +97,9 @@ def _same_starts(stored: TrainConfig, changed: dict[str, Any]) -> dict[str, Any]
     for name in sorted(_FOLLOWING):
         first = int(value_of(stored, name) * before)
         if name == "cluster_after" and stored.objective.uses_mixture and epochs <= first:
+            least = first + 1
             raise InputError(
-                f"--epochs is {epochs}, but the clusters of this run begin in epoch {first + 1}; give at least that."
+                f"--epochs is {epochs}, but the clusters of this run begin in epoch {least}; use at least {least}."
             )
         # What was never to begin still does not.
         shares[name] = min(1.0, (first + 0.5) / epochs) if 0 < first < before else float(first > 0)

@@ -21,20 +21,21 @@ class DataConfig:
     """Array or column with the images; by default one with a usual name, or the only candidate."""
 
     label_key: str | None = None
-    """Array or column with the labels, which are used only for evaluation; "" reads none."""
+    """Array or column with the labels, which are used only for scores; "" ignores labels."""
 
     loader: Literal["auto", "resident", "streaming"] = "auto"
-    """How images are loaded: resident keeps all of them on the device, streaming reads them with worker processes;
-    auto picks resident for images of one size that fit."""
+    """How images are loaded: resident keeps all of them in the memory of the device, streaming reads them with worker
+    processes. auto uses resident for images of one size that fit; use streaming if memory runs out."""
 
     workers: int | None = None
-    """Worker processes of the streaming loader; by default the number of cores minus one, at most 15."""
+    """Worker processes of the streaming loader; by default the number of cores minus one, at most 15. Raise it if the
+    GPU waits for images."""
 
     max_bad_images: float = 0.01
-    """Stop if more than this fraction of the images cannot be read; fewer are skipped and listed."""
+    """Stop if more than this fraction of the images cannot be read. Up to it, they are skipped and listed."""
 
     max_pixels: int = 178_956_970
-    """Skip images with more pixels than this."""
+    """Skip images with more pixels than this, because a small file can claim to be a very large image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +43,19 @@ class ViewConfig:
     """The two augmented views of an image."""
 
     image_size: int | None = None
-    """Width and height of the images in pixels; by default their own up to 96, and 224 for larger images."""
+    """Resize images to this width and height in pixels; by default their own size up to 96 pixels, and 224 for larger
+    images."""
 
     view_size: int | None = None
-    """Width and height of the training views; by default the image size. Smaller views train faster."""
+    """Width and height of the training views; by default the image size. Three quarters of it trains faster."""
 
     augmentation: Literal["auto", "digits", "32", "64", "224"] = "auto"
-    """Augmentations tuned for images of this many pixels, or digits: no flip and no colour. auto follows the image
-    size."""
+    """Augmentations tuned for images of this many pixels, or digits, which neither flips images nor changes their
+    colours. auto chooses by the image size."""
 
     crop_scale: float | None = None
-    """Smallest fraction of the image in a random crop; by default that of the augmentation."""
+    """Smallest fraction of the image in a random crop; by default set by the augmentation. Raise it if the objects are
+    cut off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,8 @@ class NetworkConfig:
     """The encoder and its heads."""
 
     backbone: str = "resnet18"
-    """Any timm model, or conv-small for images of 8 to 16 pixels. With --weights, by default their model."""
+    """Network to train: any timm model, or conv-small for images of 8 to 16 pixels. With --weights, by default the
+    model of the weights."""
 
     weights: str = "none"
     """Initial weights of the backbone: lite, timm:MODEL, timm:MODEL:WEIGHTS, torchvision:MODEL:WEIGHTS or an earlier
@@ -73,28 +77,29 @@ class NetworkConfig:
     """Width of the hidden layers of projector and predictor."""
 
     projector_layers: int = 3
-    """Layers of the projector, from the backbone to the embedding."""
+    """Layers of the projector, which maps the backbone's features to the embedding."""
 
     projector_norm: Literal["none", "plain"] = "plain"
-    """Normalisation of the embedding: plain is BatchNorm without scale and shift (as in MoCo v3), none as in SwAV."""
+    """Normalisation of the embedding: plain is BatchNorm without scale and shift (as in MoCo v3), none is as in
+    SwAV."""
 
     predictor_layers: int = 2
     """Layers of the predictor, which predicts one view's embedding from the other's; 0 for no predictor."""
 
     predictor_hidden_dim: int | None = None
-    """Width of the predictor's hidden layers; by default that of the projector."""
+    """Width of the predictor's hidden layers; by default --hidden-dim."""
 
     predictor_norm: Literal["none", "plain"] = "none"
     """Normalisation of the predictor's output: none is as in MoCo v3's ResNets, plain is BatchNorm."""
 
     predictor_noise: float = 0.0
-    """Standard deviation of the noise added to the predictor's input in training (ProPos)."""
+    """Standard deviation of the noise added to the predictor's input in training (ProPos); 0 for none."""
 
     momentum_encoder: bool = True
     """Compute targets with a momentum encoder. Not used by the simsiam loss."""
 
     zero_init_residual: bool = True
-    """Start every residual block as the identity."""
+    """Initialise every residual block as the identity."""
 
 
 # Mean concentration of the NCE losses, the inverse of the temperature that SwAV and DeepCluster v2 contrast with.
@@ -110,58 +115,62 @@ class ObjectiveConfig:
     in MoCo v3, or none."""
 
     cluster_loss: Literal["mle", "nce-centroids", "nce-samples", "swapped", "scattering", "none"] = "mle"
-    """Loss between an image and its clusters: likelihood (Eq. 9), contrast with other centroids (Eq. 14) or samples
-    of other clusters (Eq. 15), SwAV's swapped prediction, ProPos's scattering, or none."""
+    """Loss between an image and its clusters: mle is the likelihood (Eq. 9), nce-centroids contrasts with other
+    centroids (Eq. 14), nce-samples with samples of other clusters (Eq. 15), swapped is SwAV's, scattering is ProPos's,
+    none is for the instance loss alone."""
 
     cluster_weight: float = 1.0
-    """Weight of the cluster loss."""
+    """Weight of the cluster loss relative to the instance loss. Lower it if the encoder collapses."""
 
     group_weight: float = 1.0
-    """With --group-after: weight of the loss that tells groups apart."""
+    """With --group-after: weight of the loss that separates groups."""
 
     group_levels: Literal["groups", "both"] = "groups"
-    """With --group-after: train with groups instead of clusters, or with both levels."""
+    """With --group-after: train with groups instead of clusters, or with both."""
 
     n_neighbours: int = 5
-    """Nearest clusters that an image is softly assigned to (H); 1 is hard assignment."""
+    """Number of nearest clusters that an image is softly assigned to (H); 1 is hard assignment."""
 
     temperature: float = 0.02
-    """Temperature of the soft assignment (tau); lower is closer to hard assignment."""
+    """Temperature of the soft assignment (tau); lower values are closer to hard assignment."""
 
     size_weighting: bool = False
-    """Weigh clusters by their size in the assignment (alpha)."""
+    """Weight clusters by their size in the assignment (alpha)."""
 
     concentration: Literal["per-component", "closed-form", "constant", "proximity"] = "per-component"
-    """How to compute the concentration of a cluster, which sets how strongly it pulls: estimated per component, by the
-    paper's closed form, the same for all, or by proximity as in PCL."""
+    """How to estimate the concentration of a cluster, which sets how strongly it attracts its images: per-component, by
+    the paper's closed form, the same constant for all, or by proximity as in PCL."""
 
     concentration_dims: int | None = None
-    """Estimate concentrations in this many principal directions (the paper's appendix); by default in all."""
+    """Estimate concentrations in this many principal directions (the paper's appendix); by default in all
+    dimensions."""
 
     concentration_scale: float | Literal["auto", "literal"] = "auto"
-    """Rescale the clipped concentrations to this mean in the loss. auto: 1 for mle, 10 for the two NCE losses, whose
-    contrast is too soft at 1 (they are divided by 10, so that their weight is the same); literal: as estimated."""
+    """Rescale concentrations to this mean in the loss. auto is 1 for mle and 10 for the NCE losses, whose contrast is
+    too soft at 1 and whose weight is divided by 10 in return; literal does not rescale."""
 
     normaliser: bool = False
-    """Keep the normalising constant of the density in Eq. 9; the paper leaves it out."""
+    """Keep the normalising constant of the density in Eq. 9, which the paper leaves out."""
 
     n_negatives: int = 16_000
     """With nce-centroids: maximum number of centroids that a view is contrasted with."""
 
     contrastive_temperature: float = 0.2
-    """Temperature of the contrastive instance loss; lower values push the most similar images apart."""
+    """Temperature of the contrastive instance loss; lower values push the most similar images further apart."""
 
     contrastive_temperature_end: float | None = None
-    """Final temperature of the contrastive instance loss, reached along a cosine; by default it stays constant."""
+    """Final temperature of the contrastive instance loss, reached along a cosine; by default the temperature is
+    constant."""
 
     n_prototypes: int = 3000
     """With swapped: number of learned prototypes."""
 
     prototype_temperature: float = 0.1
-    """Temperature over prototypes, with swapped, scattering or proximity concentrations."""
+    """With swapped, scattering or proximity concentrations: temperature over the prototypes."""
 
     queue_size: int = 0
-    """Embeddings of earlier batches to keep: negatives of the contrastive loss, or more samples for swapped."""
+    """Number of embeddings of earlier batches to keep, as negatives of the contrastive loss or as further samples for
+    swapped."""
 
     queue_after: float = 0.0
     """With swapped: fraction of the epochs before the queue is used."""
@@ -183,43 +192,48 @@ class ClusteringConfig:
     """The mixture: how many clusters, how they are updated and merged."""
 
     n_components: int | None = None
-    """Number of clusters to start from; by default 8 % of the images. With --merge none, the number of clusters."""
+    """Number of clusters to start from; by default 8 % of the images. With --merge none, this is also the final
+    number."""
 
     more_components: tuple[int, ...] = ()
-    """Sizes of further clusterings to train with (DeepCluster v2, PCL); only the first is saved."""
+    """Sizes of additional clusterings to train with (DeepCluster v2, PCL). Only the first clustering is saved."""
 
     cluster_after: float = 0.25
-    """Fraction of the epochs to train with the instance loss alone before clustering starts."""
+    """Fraction of the epochs to train with the instance loss alone before clustering starts. Raise it if too few
+    clusters are left at the end."""
 
     group_after: float = 1.0
-    """Fraction of the epochs after which groups of images are looked for and trained with; 1 for never."""
+    """Fraction of the epochs after which training also looks for groups and learns to separate them; 1 is never."""
 
     n_groups: int | None = None
-    """Number of groups at the end, if you know it; by default it is found, unless --merge is none."""
+    """Number of groups at the end, if you know it; by default it is estimated, unless --merge is none."""
 
     embeddings: Literal["bank", "clean"] = "bank"
-    """Cluster the embeddings of the training views, or of a separate pass without augmentation."""
+    """Embeddings to cluster: bank is those of the training views, clean is a separate pass without augmentation, which
+    is slower."""
 
     centroids: Literal["consistent", "reinitialised"] = "consistent"
-    """Carry centroids over from epoch to epoch, or start again in each epoch (the paper's ablation)."""
+    """consistent carries the centroids over from epoch to epoch, reinitialised starts again in each epoch (the paper's
+    ablation)."""
 
     n_init: int = 1
-    """With reinitialised centroids: initialisations per epoch; the best is kept."""
+    """With reinitialised centroids: number of initialisations per epoch; the best is kept."""
 
     em_steps: int = 1
     """EM steps before each epoch."""
 
     merge: Literal["auto", "paper", "none"] = "auto"
-    """Merge clusters: auto finds their number, paper merges by Eq. 11 down to --merge-floor, none keeps all."""
+    """How clusters are merged: auto finds their number, paper merges by Eq. 11 down to --merge-floor, none keeps
+    all."""
 
     merge_threshold: float = -1.2
-    """With merge paper: z-score of the distance below which a pair is merged (zeta)."""
+    """With merge paper: merge pairs whose distance has a z-score below this (zeta)."""
 
     merge_floor: int = 2
     """Smallest number of clusters to merge down to."""
 
     merge_share: float = 0.05
-    """With merge auto: largest fraction of the clusters to merge per epoch."""
+    """With merge auto: largest fraction of the clusters to merge per epoch. Lower it if too few clusters are left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,43 +241,47 @@ class OptimisationConfig:
     """Epochs, batches, the optimiser and its precision."""
 
     epochs: int = 200
-    """Passes over the images."""
+    """Number of passes over the images."""
 
     batch_size: int = 256
-    """Images per update, over all processes."""
+    """Images per update, over all processes. Lower it if memory runs out."""
 
     accumulate: int = 1
-    """Split each batch into this many parts to save memory; BatchNorm and contrastive losses see one part at a time."""
+    """Split each batch into this many parts to save memory. BatchNorm and contrastive losses then see one part at a
+    time."""
 
     optimiser: Literal["lars", "muon", "sgd", "adamw"] = "lars"
-    """LARS (the paper), Muon for the backbone's matrices with LARS for the rest, SGD with momentum, or AdamW."""
+    """LARS (the paper), Muon for the backbone's weight matrices with LARS for the rest, SGD with momentum, or AdamW."""
 
     learning_rate: float = 2.0
-    """Base learning rate per 256 images; it scales with the batch size. LARS and Muon: 0.3 to 6, SGD: 0.03 to 0.3."""
+    """Learning rate per 256 images; it scales with the batch size. Typical values: LARS and Muon 0.3 to 6, SGD 0.03 to
+    0.3."""
 
     weight_decay: float = 1e-5
-    """Weight decay, except of biases, normalisation layers and matrices that Muon updates."""
+    """Weight decay; biases, normalisation layers and matrices that Muon updates have none."""
 
     momentum: float = 0.9
     """Momentum of LARS, Muon and SGD, and the first beta of AdamW."""
 
     trust_coefficient: float = 0.001
-    """LARS and Muon: step size relative to the norm of the weights, at a learning rate of 1."""
+    """LARS and Muon: size of a step relative to the norm of the weights, at a learning rate of 1."""
 
     warmup_epochs: float = 10
-    """Epochs of linear warm-up, at most half of all; the learning rate then decays to 0 along a cosine."""
+    """Epochs of linear warm-up, at most half of all. The learning rate then decays to 0 along a cosine."""
 
     encoder_momentum: float = 0.98
     """Initial momentum of the momentum encoder; it rises to 1 along a cosine."""
 
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """Precision of the networks; auto is bf16 on GPUs that support it, fp32 elsewhere."""
+    """Precision of the networks. auto is bf16 on GPUs that support it and fp32 elsewhere; use fp32 if the loss becomes
+    NaN."""
 
     compile: bool | None = None
-    """Compile augmentation, loss and networks that are not fused; by default on a GPU."""
+    """Compile augmentation, loss and those networks that are not fused; by default only on a GPU. The first update then
+    takes a minute or more."""
 
     fused: bool | None = None
-    """Train on both views in one batch with fused Triton kernels; by default on GPUs, for networks that allow it."""
+    """Train on both views in one batch with fused Triton kernels; by default on GPUs, for networks that support it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,25 +289,27 @@ class RunConfig:
     """Device, seed, checkpoints and what is measured during training."""
 
     probe: str | None = None
-    """Labelled images to evaluate the features on during training (kNN, linear probe); never trained on."""
+    """Labelled images on which to measure the features during training (kNN, linear probe); they are never trained
+    on."""
 
     probe_every: int | None = None
-    """Epochs between evaluations with --probe, or on the labels of DATA; by default a tenth of all epochs."""
+    """Epochs between measurements with --probe or with the labels of DATA; by default a tenth of all epochs."""
 
     image_cache: str | None = None
-    """Folder for resized copies of large images, made when the images are first read and reused by later runs."""
+    """Folder for small copies of large images, which later epochs and runs read instead. Use it for photographs of a
+    camera."""
 
     save_every: float = 5.0
-    """Minutes between checkpoints; one is also written when the run is stopped."""
+    """Minutes between checkpoints. One is also written when the run is stopped."""
 
     tensorboard: bool = True
     """Write TensorBoard files, if tensorboard is installed."""
 
     device: str = "auto"
-    """Device to compute on: auto, cpu, cuda, cuda:1, mps."""
+    """Device to compute on: auto, cpu, cuda, cuda:1 or mps."""
 
     random_state: int = 0
-    """Random seed; on a CPU, the same seed gives the same run on the same machine."""
+    """Random seed. On a CPU, the same seed gives the same run on the same machine."""
 
 
 PresetName = Literal["cifar", "cifar-fast", "tiny", "photos", "laptop", "demo", "imagenet-100", "imagenet-200"]
@@ -315,24 +335,24 @@ class TrainConfig:
     """Replace an earlier run in the output folder."""
 
     resume: Path | None = None
-    """Continue this run from its last checkpoint, with its own settings; --epochs, --learning-rate and
-    --warmup-epochs may change."""
+    """Continue this run from its last checkpoint, with its own settings. Only --epochs, --learning-rate,
+    --warmup-epochs and settings that do not affect training can be changed."""
 
     resume_if_exists: bool = False
-    """Continue the run in the output folder if there is one, otherwise start it. A job can then be restarted with the
-    same command."""
+    """Continue the run in the output folder if there is one, otherwise start it, so that a job can be restarted with
+    the same command."""
 
     allow_data_change: bool = False
-    """With --resume: continue although images were changed, added or removed; images that are still there keep their
+    """With --resume: continue although images were changed, added or removed. Images that still exist keep their
     clusters, matched by name."""
 
     preset: PresetName = "cifar"
-    """Settings to start from: cifar (32 px), cifar-fast (32 px, GPU), tiny (64 px), photos (from pretrained weights;
-    try siammm cluster first), laptop (CPU), demo, or the paper's imagenet-100 and imagenet-200. With --weights, the
-    default is photos."""
+    """Settings to start from; other flags override them. cifar is for images of 32 pixels, cifar-fast for 32 pixels on
+    a GPU, tiny for 64 pixels, photos for photographs with pretrained weights (try siammm cluster first), laptop for a
+    CPU, demo for digits, imagenet-100 and imagenet-200 are the paper's. With --weights, the default is photos."""
 
     method: MethodName = "siammm"
-    """SiamMM, or a method to compare it with, with the objective and recipe of its paper."""
+    """Train SiamMM, or another method for comparison, with the objective and recipe of its paper."""
 
     # In the help, groups of the same name are one, and so is their text.
     reading: Annotated[DataConfig, arg(name="data")] = field(default_factory=DataConfig)
