@@ -39,6 +39,12 @@ TESTS = [
 N_EQUATIONS = 16
 
 
+def test_every_listed_fault_is_counted() -> None:
+    page = RELIABILITY.read_text("utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "`tests/" in line]
+    assert f"**This page lists {len(rows)} faults" in page
+
+
 def test_every_equation_has_a_row_with_a_function_and_a_test() -> None:
     rows: dict[int, list[str]] = {}
     for line in EQUATIONS.read_text("utf-8").splitlines():
