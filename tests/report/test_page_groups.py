@@ -64,6 +64,19 @@ def test_groups_are_what_opens_first(browser, url: str):
     watched.close()
 
 
+def test_a_group_of_what_is_left_over_says_so(report: Watched):
+    page = report.page
+    marked = page.locator("#section-groups li a.card:visible", has=page.locator(".badge.mixed"))
+    assert [marked.nth(i).get_attribute("data-group") for i in range(marked.count())] == ["1"]
+    assert ", a catch-all" in (marked.get_attribute("aria-label") or "")
+    report.visit("#/groups?group=1")
+    words = page.inner_text("#section-groups .catch-all").replace("\xa0", " ").replace("\u202f", " ")
+    assert "A catch-all. Its concentration is 31.0" in words
+    assert "60 % of the nearest neighbours of its images are in other groups" in words
+    report.visit("#/groups?group=0")
+    assert not page.locator("#section-groups .catch-all").count()
+
+
 def test_a_card_for_each_group(report: Watched):
     groups = make(EXAMPLE).contents["groups"]
     page = report.page

@@ -18,7 +18,7 @@ from siammm.commands.cluster_tables import show
 from siammm.commands.find_clusters import check_before_encoding, find_clusters, timed
 from siammm.commands.process import one_process
 from siammm.commands.shards import refused_together
-from siammm.commands.write_clusters import write
+from siammm.commands.write_clusters import table_path, write
 from siammm.core import processes, ranks
 from siammm.core.errors import InputError, Stopped
 from siammm.core.folders import check_new_folder
@@ -31,6 +31,7 @@ from siammm.data.sources import from_anywhere
 from siammm.export.kept_rows import Embedded, embed_and_keep, forget, rows_kept
 from siammm.export.tables import ImageTable
 from siammm.runs import files
+from siammm.runs.by_hand import check_by_hand
 from siammm.runs.images import open_images
 from siammm.runs.models import open_model
 from siammm.runs.pretrained import default_encoder
@@ -48,6 +49,8 @@ def cluster(config: ClusterConfig) -> None:
             if ranks.is_writer():
                 check_new_folder(output, overwrite=config.overwrite, ours=files.CLUSTERED_NAMES)
             of_images = _is_of_images(config)
+            if ranks.is_writer():
+                check_by_hand(output, from_anywhere(config.data) if of_images else table_path(config.data))
             if of_images and ranks.active():
                 raise InputError(
                     f"cluster encodes images in one process, but {ranks.world_size()} were started; start it by "
@@ -68,9 +71,9 @@ def cluster(config: ClusterConfig) -> None:
                 share=Share(ranks.rank(), ranks.world_size()),
             )
         found = find_clusters(table, config, seconds)
-        write(found, config, output)
+        by_hand = write(found, config, output)
         if ranks.is_writer():
-            show(found, output, Console())
+            show(found, output, Console(), by_hand=by_hand)
 
 
 @contextlib.contextmanager
@@ -114,7 +117,7 @@ def _cluster_images(config: ClusterConfig, output: Path, console: Console) -> No
             "encoder": encoder | {"digest": embedded.network},
             "set_aside": embedded.set_aside,
         }
-        write(found, config, output, images=images, embedded=embedded.table)
+        by_hand = write(found, config, output, images=images, embedded=embedded.table)
     except KeyboardInterrupt:
         if not rows_kept(kept):
             raise
@@ -123,7 +126,7 @@ def _cluster_images(config: ClusterConfig, output: Path, console: Console) -> No
     try:
         if embedded.set_aside:
             console.print(f"{left_out(len(embedded.set_aside))}; {files.SUMMARY} says why.", style="yellow")
-        show(found, output, console, of_images=True)
+        show(found, output, console, of_images=True, by_hand=by_hand)
     finally:
         del found, table, embedded  # a file that is mapped cannot be removed everywhere
         forget(kept)

@@ -21,6 +21,7 @@ from siammm.core.version import __version__
 from siammm.export.tables import ImageTable, write_parquet
 from siammm.mixture.shard import gathered
 from siammm.runs import files
+from siammm.runs.by_hand import carry_over
 from siammm.runs.clustered import write_clustered
 from siammm.settings.commands import ClusterConfig
 
@@ -32,14 +33,17 @@ def write(
     *,
     images: dict[str, Any] | None = None,
     embedded: ImageTable | None = None,
-) -> None:
-    """Write the result; for images also their embeddings, and what is known of their encoder."""
+) -> str:
+    """Write the result; for images also their embeddings, and what is known of their encoder.
+
+    What a person has made in an earlier result stays, where it can; the sentence says what became of it.
+    """
     facts = summary(found, config)
     facts["input"] |= images or {
-        "path": os.path.abspath(os.path.expanduser(config.data)),
+        "path": table_path(config.data),
         "fingerprint": found.table.fingerprint(gathered),
     }
-    failing = "write the result"
+    failing, by_hand = "write the result", ""
     with contextlib.ExitStack() as stack:
         folder, writer = None, None
         with refused_together(failing):
@@ -59,8 +63,17 @@ def write(
                 write_clustered(folder, found.mixture, facts, rows)
                 if embedded is not None:
                     write_parquet(folder / files.IMAGES_TABLE, embedded)
+                assert writer is not None, "there is a row at least"
+                writer.close()
+                by_hand = carry_over(output, folder)
         with refused_together(failing):
             stack.close()
+    return by_hand
+
+
+def table_path(data: str) -> str:
+    """A table of embeddings as it is found from any folder."""
+    return os.path.abspath(os.path.expanduser(data))
 
 
 def assignments(found: Found) -> pa.Table:

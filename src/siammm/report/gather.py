@@ -20,7 +20,7 @@ import numpy as np
 from siammm.core.progress import Progress, silent
 from siammm.core.text import counted
 from siammm.core.version import __version__
-from siammm.report import assessments, clusters, comparison, history, projection, quality, thumbnails, tree
+from siammm.report import assessments, catch_alls, clusters, comparison, history, projection, quality, thumbnails, tree
 from siammm.report.clusters import Measured, Rows
 from siammm.report.image_quality import LOOKED_AT_SIDE, Look, look
 from siammm.report.json_numbers import number, numbers
@@ -102,9 +102,10 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
     measured = clusters.measure(run, tell)
     _note_doubt(run, notes)
     central_G = clusters.central_of_groups(run, measured, rows)
-    found_clusters = clusters.build_clusters(run, measured, rows, seed=seed)
+    of_clusters, of_groups = catch_alls.mixing(run, measured.sum_GD, seed=seed)
+    found_clusters = clusters.build_clusters(run, measured, of_clusters, rows, seed=seed)
     names, are_old = run.group_names.read()
-    groups = clusters.build_groups(run, found_clusters, names, central_G)
+    groups = clusters.build_groups(run, found_clusters, of_groups, names, central_G)
     if are_old:
         notes.append("Groups were named, but in an earlier result of this run, so these names are not shown.")
     selected = run.selections.read()

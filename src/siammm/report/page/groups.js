@@ -15,13 +15,15 @@ function groupCard(group, width) {
   const own = name ? named(name, "card-label") : majority(label, "card-label");
   const share = !name && hasLabels && purity !== null && span("card-purity", percent(purity));
   const facts = groupFacts(groups[group]);
-  const spoken = visible(`${groupName(group)}${majorityWords(groups[group])}, ${facts.replaceAll(" \u00b7", ",")}`);
+  const mixed = groups[group].is_catch_all;
+  const words = [facts.replaceAll(" \u00b7", ","), mixed && "a catch-all"].filter(Boolean).join(", ");
+  const spoken = visible(`${groupName(group)}${majorityWords(groups[group])}, ${words}`);
   return el(
     "a.card",
     { href: groupAddress(group), "data-focus": true, "data-group": group, "aria-label": spoken },
     wallMosaic(central, width),
     span("card-line", dot(group), span(own.textContent ? "card-number" : "card-label", `Group ${group}`), own, share),
-    span("card-facts", facts),
+    span("card-facts", facts, mixed && catchAllBadge()),
     hasLabels && counts.length > 0 && labelBar(groups[group]),
   );
 }
@@ -42,6 +44,7 @@ class GroupView {
     this.title = el("h1", { tabindex: "-1" });
     this.facts = el("p.result");
     this.here = el("span", { "aria-current": "true" });
+    this.mixed = el("div");
     this.naming = el("div");
     this.labels = el("div");
     this.images = el("section.strip");
@@ -53,7 +56,7 @@ class GroupView {
     this.grid = new VirtualGrid({ label: "Clusters of the group", ...size, make: clusterCard });
     const top = el("header.head.group-head", this.title, this.facts);
     const inside = el("section.group-clusters", el("h2", "Clusters"), this.clusters, this.grid.element);
-    this.element = el("div", { hidden: true }, crumbs, top, this.naming, this.images, inside, this.labels);
+    this.element = el("div", { hidden: true }, crumbs, top, this.mixed, this.naming, this.images, inside, this.labels);
   }
 
   write() {
@@ -73,6 +76,7 @@ class GroupView {
     const elsewhere = inside < size && ` ${plural(size - inside, "image")} of the group ${size - inside === 1 ? "is" : "are"} in clusters of others.`;
     this.clusters.textContent = `Those with most of their images in this group.${elsewhere || ""}`;
     this.facts.textContent = groupFacts(groups[group]);
+    this.mixed.replaceChildren(...(groups[group].is_catch_all ? [catchAllWords(groups[group], "group")] : []));
     if (live) this.naming.replaceChildren(nameForm(group, () => this.write()));
     const table = hasLabels && counts.length > 0 && panel("Labels", null, labelTable(groups[group]));
     this.labels.replaceChildren(...(table ? [table] : []));
