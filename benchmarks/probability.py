@@ -50,7 +50,11 @@ def main() -> None:
     print(text)
     if options.record:
         n = f"{10 * options.per_kind * len(found):,} photographs"
-        print(record.write("probability-calibrated", "What the shares of clusters and groups say", text.strip(), seeds="0", n=n))
+        print(
+            record.write(
+                "probability-calibrated", "What the shares of clusters and groups say", text.strip(), seeds="0", n=n
+            )
+        )
 
 
 def measured(pack: dict[str, np.ndarray], choice: str, per_kind: int) -> dict[str, tuple[np.ndarray, ...]]:

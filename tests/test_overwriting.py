@@ -111,7 +111,9 @@ def test_those_of_other_data_are_not_replaced(capsys: pytest.CaptureFixture[str]
     again = ["cluster", "other.npz", "--output", "out", *FLAGS, "--overwrite"]
     Run.open("out").group_names.give(0, "first")
     message = refused(again, capsys)
-    assert re.search(r"out holds names of groups or selections of .*x\.npz; choose another --output, or remove", message)
+    assert re.search(
+        r"out holds names of groups or selections of .*x\.npz; choose another --output, or remove", message
+    )
     assert "first" in Run.open("out").group_names.read()[0]
     Run.open("out").group_names.give(0, "")
     assert main(again) == 0, "a name that was taken away is nothing to keep"

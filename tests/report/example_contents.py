@@ -124,6 +124,7 @@ def make(example: Example) -> Made:
             cluster=cluster.tolist(),
             group=group.tolist(),
             probability=probability.round(4).tolist(),
+            group_probability=(0.5 + probability / 2).round(4).tolist() if example.n_groups else [],
             outlier_score=outlying.round(4).tolist(),
             label=label.tolist(),
             x=place[:, 0].round(4).tolist(),

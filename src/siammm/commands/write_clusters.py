@@ -85,6 +85,7 @@ def assignments(found: Found) -> pa.Table:
         "cluster": pa.array(found.clusters.astype(np.int32)),
         "group": pa.array(found.group_labels.astype(np.int32)),
         "probability": pa.array(found.probability),
+        "group_probability": pa.array(found.group_probability),
         "outlier_score": pa.array(found.outlier_score),
     }
     if table.labels is not None:

@@ -129,7 +129,7 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
     looks: list[Look | None] = [None] * len(image_M)
     layout, sheets, number_M, entry = _make_thumbnails(run, image_M, settings, notes, looks, tell)
     seen = None if settings.live or run.images.source is None else quality.quality(run, image_M, looks)
-    n_aside = run.n_set_aside
+    n_aside, sure_N = run.n_set_aside, run.group_probability_N
     if n_aside:
         are = "is" if n_aside == 1 else "are"
         notes.append(f"{counted(n_aside, 'image')} could not be read when the run was made, and {are} not in it.")
@@ -153,6 +153,7 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
             cluster=run.cluster_N[image_M].tolist(),
             group=run.group_N[image_M].tolist(),
             probability=numbers(np.clip(run.probability_N[image_M], 0.0, 1.0)),
+            group_probability=[] if sure_N is None else numbers(np.clip(sure_N[image_M], 0.0, 1.0)),
             outlier_score=numbers(np.clip(run.outlier_N[image_M], 0.0, 1.0)),
             label=run.label_N[image_M].tolist(),
             x=numbers(place_M2[:, 0]),

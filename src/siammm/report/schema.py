@@ -86,6 +86,7 @@ class Images(TypedDict):
     cluster: list[int]
     group: list[int]
     probability: list[float]
+    group_probability: list[float]  # empty without groups, and in runs of earlier versions, which did not know it
     outlier_score: list[float]
     label: list[int]
     x: list[float]  # place on the map, 0 to 1

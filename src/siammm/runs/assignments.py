@@ -30,7 +30,8 @@ def read_assignments(path: Path, n_clusters: int, *, ids_are_text: bool, again: 
         if ids_are_text and (table.column("id").null_count or not pa.types.is_string(table.schema.field("id").type)):
             raise ValueError("its ids are not text")
         has_groups = "group" in table.column_names
-        for name in ("cluster", "probability", "outlier_score", *(["group"] if has_groups else [])):
+        of_groups = [name for name in ("group", "group_probability") if name in table.column_names]
+        for name in ("cluster", "probability", "outlier_score", *of_groups):
             column = table.column(name)
             if column.null_count or not pa.types.is_primitive(column.type):
                 raise ValueError(f"{name} is not a number in every row")

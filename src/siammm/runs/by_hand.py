@@ -48,7 +48,9 @@ def carry_over(folder: Path, new: Path) -> str:
     names, are_old = earlier.group_names.read()
     selections = earlier.selections.read()
     for name, is_hidden in ((files.GROUP_NAMES, are_old), (files.SELECTIONS, not selections)):
-        if is_hidden and (folder.expanduser() / name).is_file():  # of other groups or images than these, and still somebody's
+        if (
+            is_hidden and (folder.expanduser() / name).is_file()
+        ):  # of other groups or images than these, and still somebody's
             shutil.copyfile(folder.expanduser() / name, new / name)
     group_of = _same_groups(earlier.group_N, run.group_N, place_N, len(names), run.n_groups)
     for name, group in zip(names, group_of, strict=True):

@@ -181,13 +181,14 @@ def check_run_folder(path: Path, *, overwrite: bool) -> None:
 
 
 def assignments(trained: Trained) -> pa.Table:
-    """One row per image: its name, cluster, group, probability, outlier score and label."""
+    """One row per image: its name, cluster, group, the probabilities of both, outlier score and label."""
     assert trained.groups is not None, "a mixture has groups, if only of one cluster each"
     columns: dict[str, Any] = {
         "id": pa.array(trained.ids),
         "cluster": pa.array(trained.clusters, type=pa.int32()),
         "group": pa.array(trained.group_labels, type=pa.int32()),
         "probability": pa.array(trained.probability),
+        "group_probability": pa.array(trained.group_probability),
         "outlier_score": pa.array(trained.outlier_score),
     }
     if trained.label_values is not None:
