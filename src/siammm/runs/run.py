@@ -223,7 +223,7 @@ class Run(RunOrigin):
 
     @cached_property
     def assignments(self) -> pa.Table:
-        """One row per image: id, cluster and group with the probability of each, outlier_score, label if there are any."""
+        """One row per image: id, cluster and group with their probabilities, outlier_score, label if there are any."""
         path, n_clusters = self.path / files.ASSIGNMENTS, self.n_clusters
         if not path.is_file() and not self._has_own_config:
             reason = "does not say which images it was trained on"
