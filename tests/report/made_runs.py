@@ -290,10 +290,12 @@ def check_groups(contents: Contents, opened_run: Run) -> None:
         assert bool(group["central"]) == (group["size"] > 0)
         assert len(set(group["central"])) == len(group["central"]) <= 24
         assert {images["group"][row] for row in group["central"]} <= {g}
-        # One image of each cluster, that with the most images here first, before the second of any.
-        there = sorted((k for k in range(len(clusters)) if table[k, g]), key=lambda k: (-table[k, g], k))
+        # One image of each of its clusters, that with the most images here first, before the second of any.
+        there = sorted((k for k in group["clusters"] if table[k, g]), key=lambda k: (-table[k, g], k))
         first = group["central"][: len(there)]
         assert [images["cluster"][row] for row in first] == there[: len(first)]
+        strays = [images["cluster"][row] not in group["clusters"] for row in group["central"]]
+        assert strays == sorted(strays), "those in clusters of others come last"
         counts = Counter(label for label in opened_run.label_N[group_N == g].tolist() if label >= 0)
         assert dict(group["label_counts"]) == dict(counts)
         assert group["label"] == max(counts, key=lambda label: (counts[label], -label), default=-1)

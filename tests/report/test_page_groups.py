@@ -77,6 +77,20 @@ def test_a_group_of_what_is_left_over_says_so(report: Watched):
     assert not page.locator("#section-groups .catch-all").count()
 
 
+def test_the_images_of_a_group_that_are_least_certain_come_last(report: Watched):
+    contents = make(EXAMPLE).contents
+    images, central = contents["images"], contents["groups"][2]["central"]
+    page = report.visit("#/groups?group=2")
+    assert "least certain to belong here come last" in page.inner_text("#section-groups .strip")
+    shown = page.eval_on_selector_all(
+        "#section-groups .strip [data-image]", "all => all.map(one => Number(one.dataset.image))"
+    )
+    assert shown[: len(central)] == central
+    sure = [images["group_probability"][row] for row in shown[len(central) :]]
+    assert sure == sorted(sure, reverse=True)
+    assert len(set(sure)) > 10
+
+
 def test_a_card_for_each_group(report: Watched):
     groups = make(EXAMPLE).contents["groups"]
     page = report.page

@@ -199,7 +199,10 @@ def central_of_groups(run: Run, measured: Measured, rows: Rows) -> list[list[int
     """The images that stand for each group, which get rows: the first of all, for the page shows them first."""
     most = min(_MOST_OF_A_GROUP, n_examples(run.n_groups)["central"])
     inside_G = members(run.group_N, run.n_groups)
-    return [rows.of(_in_turn(inside, run.cluster_N, measured.cosine_N)[:most].tolist()) for inside in inside_G]
+    return [
+        rows.of(_in_turn(inside, run.cluster_N, measured.cosine_N, run.group_K == g)[:most].tolist())
+        for g, inside in enumerate(inside_G)
+    ]
 
 
 def build_groups(
@@ -236,15 +239,15 @@ def _share(value: float) -> float | None:
     return None if np.isnan(value) else number(value, 4)
 
 
-def _in_turn(inside: np.ndarray, cluster_N: np.ndarray, cosine_N: np.ndarray) -> np.ndarray:
+def _in_turn(inside: np.ndarray, cluster_N: np.ndarray, cosine_N: np.ndarray, is_own_K: np.ndarray) -> np.ndarray:
     """These images: the most central one of each cluster, then the next of each, those of the largest parts first.
 
-    So a few of them look like all of a group.
+    So a few of them look like all of a group. Those in clusters of other groups come last: they are at its border.
     """
     ordered = inside[np.lexsort((-cosine_N[inside], cluster_N[inside]))]
     _, first, part, count = np.unique(cluster_N[ordered], return_index=True, return_inverse=True, return_counts=True)
     turn = np.arange(len(ordered)) - first[part]
-    return ordered[np.lexsort((cluster_N[ordered], -count[part], turn))]
+    return ordered[np.lexsort((cluster_N[ordered], -count[part], turn, ~is_own_K[cluster_N[ordered]]))]
 
 
 def _label_counts(label_N: np.ndarray) -> list[tuple[int, int]]:

@@ -28,12 +28,14 @@ function groupCard(group, width) {
   );
 }
 
-/** The rows of a group's images: those that stand for it first, then the others, the most unusual ones last. */
+/** The rows of a group's images: those that stand for it first, then the others, the least certain last, or the
+ * most unusual ones where that is not known. */
 function groupRows(group) {
   const { central } = groups[group];
   const first = new Set(central);
   const others = range(images.id.length).filter((row) => images.group[row] === group && !first.has(row));
-  const score = (row) => images.outlier_score[row];
+  const sure = images.group_probability;
+  const score = (row) => (sure.length ? -sure[row] : images.outlier_score[row]);
   return [...central, ...others.sort((a, b) => score(a) - score(b) || a - b)];
 }
 
@@ -71,7 +73,10 @@ class GroupView {
     const rows = groupRows(group);
     const some = rows.length < size && `${count(rows.length)} of its ${count(size)} images are on this page.`;
     const more = live && rows.length < size && morePages(`group/${group}`);
-    const parts = [el("h2", "Images"), some && note(some), moreThumbnails(rows, "Images of the group"), more];
+    const sure = images.group_probability.length > 0 && rows.length > groups[group].central.length;
+    const last = sure && "The images that are least certain to belong here come last.";
+    const words = [last, some].filter(Boolean).join(" ");
+    const parts = [el("h2", "Images"), words && note(words), moreThumbnails(rows, "Images of the group"), more];
     this.images.replaceChildren(...parts.filter(Boolean));
     const elsewhere = inside < size && ` ${plural(size - inside, "image")} of the group ${size - inside === 1 ? "is" : "are"} in clusters of others.`;
     this.clusters.textContent = `Those with most of their images in this group.${elsewhere || ""}`;
