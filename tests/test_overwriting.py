@@ -32,7 +32,8 @@ def cluster(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 
 
 def save(x: np.ndarray, ids: list[str] | None = None) -> None:
-    np.savez("x.npz", embeddings=x, **({} if ids is None else {"ids": np.array(ids)}))
+    arrays = {"embeddings": x} if ids is None else {"embeddings": x, "ids": np.array(ids)}
+    np.savez("x.npz", **arrays)  # pyright: ignore[reportArgumentType] - its allow_pickle is no array
 
 
 def name_all(run: Run) -> None:

@@ -46,7 +46,7 @@ def calibrated(z_NP: Array, label_N: Array, community_N: Array, seed: int) -> tu
     # Each community is the group that most of it went to: one whose rows all went elsewhere is none any more.
     table_CG = np.zeros((int(community_N.max()) + 1, len(offset_G)), dtype=np.int64)
     np.add.at(table_CG, (community_N, label_N), 1)
-    factor = _factor(_by_others(z_NP, label_N, seed), table_CG.argmax(axis=1)[community_N])
+    factor = best_factor(scores_by_others(z_NP, label_N, seed), table_CG.argmax(axis=1)[community_N])
     return factor * weight_GP, factor * offset_G
 
 
@@ -69,7 +69,7 @@ def within(z_NP: Array, label_N: Array) -> tuple[Array, Array, Array]:
     return mean_GP, vector_PP / np.sqrt(np.maximum(value_P, floor)), count_G / len(label_N)
 
 
-def _by_others(z_NP: Array, label_N: Array, seed: int) -> Array:
+def scores_by_others(z_NP: Array, label_N: Array, seed: int) -> Array:
     """The scores of each row by a discriminant that did not see it, (N, G); -inf for a group without other rows."""
     count_G = np.bincount(label_N)
     # Each group is dealt out to the parts in turn, so that two rows of it are never in the same.
@@ -87,7 +87,7 @@ def _by_others(z_NP: Array, label_N: Array, seed: int) -> Array:
     return score_NG
 
 
-def _factor(score_NG: Array, right_N: Array) -> float:
+def best_factor(score_NG: Array, right_N: Array) -> float:
     """By what the scores are multiplied so that these groups are most likely.
 
     As if one row more had been seen, whose group is its second choice: where no row is wrong, that is not known better.
