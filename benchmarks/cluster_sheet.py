@@ -32,7 +32,7 @@ def main() -> None:
         labels, clusters, images = kept["labels"], kept["index_NH"][:, 0], train["images"]
         names = [str(name) for name in train["names"]] if "names" in train else None
     if len(images) != len(labels):
-        parser.error(f"{args.kept} is of {len(labels):,} images, but {args.data} has {len(images):,}; give those it is of.")
+        parser.error(f"{args.kept} is of {len(labels):,} images, but {args.data} has {len(images):,}.")
     args.output.mkdir(parents=True, exist_ok=True)
     for name, groups, parts, chosen in (
         ("clusters", clusters, labels, most_mixed(clusters, labels)),

@@ -36,7 +36,6 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
@@ -111,7 +110,7 @@ def pack(carry: Path, packs: Path, sets: Sequence[str], records: Path | None) ->
                 continue
             share = (number, of) if split == "train" else (1, 1)
             for letter, arrays in parts_of([packs / f"{one}.npz" for one in names], *share):
-                np.savez(carry / "packs" / f"{name}-{split}-{letter}.npz", **arrays)
+                np.savez(carry / "packs" / f"{name}-{split}-{letter}.npz", **arrays)  # pyright: ignore[reportArgumentType]
     if records is not None:
         for path in sorted(records.glob("*/*.json")):
             (carry / "records" / path.parent.name).mkdir(parents=True, exist_ok=True)
@@ -139,7 +138,8 @@ def parts_of(paths: Sequence[Path], number: int, of: int) -> Iterator[tuple[str,
         first, last, per = mine[0], mine[-1] + 1, int(arrays["per"])
         images = slice(first * per, min(last * per, int(arrays["n"])))
         offsets = arrays["offsets"][first : last + 1]
-        part = {key: value for key, value in arrays.items() if key not in ("jpeg", "offsets", "labels", "coarse_labels")}
+        cut = ("jpeg", "offsets", "labels", "coarse_labels")
+        part = {key: value for key, value in arrays.items() if key not in cut}
         part |= {key: arrays[key][images] for key in ("labels", "coarse_labels") if key in arrays}
         part |= {"jpeg": arrays["jpeg"][offsets[0] : offsets[-1]], "offsets": offsets - offsets[0]}
         part["n"] = np.array(len(part["labels"]))
@@ -258,7 +258,7 @@ def unpack(packs: Path, data: Path) -> Iterator[str]:
                 for key in ("images", "labels", "coarse_labels")
                 if key in found[0]
             }
-            np.savez(data / name / f"{split}.npz", **merged)
+            np.savez(data / name / f"{split}.npz", **merged)  # pyright: ignore[reportArgumentType]
         yield f"{name}: {there:,} images"
 
 

@@ -95,7 +95,8 @@ def planned(cells: Sequence[Cell], output: Path, at_once: int, seconds: float) -
     known = [study_cells.seconds_for(cell, earlier, at_once) for cell in cells]
     ends = study_cells.ends([length for length, _ in known], at_once)
     lines = [
-        f"{'fits' if end <= seconds else 'does not fit':12}  {cell.label:44} {length:6,.0f} s, ends at {end:6,.0f} ({why})"
+        f"{'fits' if end <= seconds else 'does not fit':12}  {cell.label:44} {length:6,.0f} s, "
+        f"ends at {end:6,.0f} ({why})"
         for cell, (length, why), end in zip(cells, known, ends, strict=True)
     ]
     total = sum(length for length, _ in known) / at_once

@@ -41,7 +41,7 @@ _KEYS = {"base", "recipe", "preset", "epochs", "validation", "images", "keep", "
 # An epoch of CIFAR with views of 24 pixels on an H200 that several trainings share, by earlier records: .7 to 1.1 s of
 # the GPU. Starting, compiling and the end of a training take a minute, during which the others go on.
 _EPOCH_SECONDS, _START_SECONDS = 1.0, 45.0
-# Guesses, for an H200 that four trainings share; evaluations are in a record's seconds only by its "evaluation_seconds".
+# Guesses, for an H200 that four trainings share, until records say how long these take.
 _EVALUATION_SECONDS = {"linear": 2.0, "clusters": 10.0, "semi": 80.0, "transfer": 5.0, "mosaics": 40.0}
 
 
@@ -217,7 +217,7 @@ def seconds_for(cell: Cell, earlier: Sequence[Mapping[str, Any]], at_once: int) 
     view = _view_size(cell)
     of_set = [run for run in earlier if run.get("image_set") == cell.image_set and _view_of(run) == view]
     alike = [run for run in of_set if run.get("recipe") == cell.how.get("recipe", "siammm")]
-    evaluated = sum(_EVALUATION_SECONDS[name] for name in cell.evaluations) * at_once / 4
+    evaluated = _evaluation_seconds(cell, of_set, at_once)
     for runs, why in ((alike, "records of the recipe"), (of_set, "records of the set")):
         paces = [
             (run["seconds"] - _START_SECONDS) / run["settings"]["epochs"] / run["n"] / run.get("at_once", at_once)
@@ -230,6 +230,15 @@ def seconds_for(cell: Cell, earlier: Sequence[Mapping[str, Any]], at_once: int) 
             return _START_SECONDS + epochs + evaluated, why
     epoch = _EPOCH_SECONDS * cell.n_images / 50_000 * (view / 24) ** 2
     return _START_SECONDS + epoch * cell.how["epochs"] * at_once + evaluated, "assumed"
+
+
+def _evaluation_seconds(cell: Cell, runs: Sequence[Mapping[str, Any]], at_once: int) -> float:
+    known = [
+        run["evaluation_seconds"] / run.get("at_once", at_once)
+        for run in runs
+        if "evaluation_seconds" in run and set(run["evaluations"]) == set(cell.evaluations)
+    ]
+    return (statistics.median(known) if known else sum(_EVALUATION_SECONDS[e] for e in cell.evaluations) / 4) * at_once
 
 
 def _view_size(cell: Cell) -> int:

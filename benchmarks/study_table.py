@@ -67,7 +67,7 @@ def written(path: Path, study: dict[str, Any], output: Path, folder: Path | None
     if study.get("claims"):
         body += f"\n## Beside the paper\n\n{claims(study, cells, output)}\n\n{_HOW_JUDGED}\n"
     if any(cell.is_oracle for cell in cells):
-        body += "\nCells that are called oracle are told the labels: they are a diagnosis, not a result of any method.\n"
+        body += "\nCells that are called oracle are told the labels: a diagnosis, not a result of any method.\n"
     body += f"""
 Mean and deviation over the seeds; the last column is the mean and deviation of the differences of paired seeds, in
 points of kNN with 200 voters. Accuracies are of the last epoch, on {runs[0]["judged"]}, which were neither trained on
@@ -132,8 +132,9 @@ def figures(study: Mapping[str, Any], found: Found) -> str:
 # -- the paper's claims ------------------------------------------------------------------------------------------------
 
 _HOW_JUDGED = """The difference is that of paired seeds, in points (percent), with its standard error. Agrees: in the
-paper's direction and more than two standard errors from zero; where the paper says that there is no difference, at most
-half a point with two standard errors. Disagrees: the same the other way round. Fewer than three seeds decide nothing."""
+paper's direction and more than two standard errors from zero; where the paper says that there is no difference, at
+most half a point with two standard errors. Disagrees: the same the other way round. Fewer than three seeds decide
+nothing."""
 
 
 def claims(study: Mapping[str, Any], cells: Sequence[Cell], output: Path) -> str:

@@ -351,7 +351,9 @@ def main() -> None:
     if args.evaluations:
         images = study_evaluations.Images(source, labels, other, other_labels)
         others = {set_name: study_evaluations.Images.of(folder) for set_name, folder in named(args.others).items()}
+        began = time.monotonic()
         found |= study_evaluations.measured(args.evaluations, trained, images, others, device, args.seed)
+        found["evaluation_seconds"] = round(time.monotonic() - began, 1)
     print(json.dumps({key: value for key, value in found.items() if key not in ("k_curve", "looked")}), flush=True)
     (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))
     if args.keep:

@@ -40,10 +40,9 @@ def packs(tmp_path: Path) -> Path:
             sheets.append(file.getvalue())
         offsets = np.cumsum([0, *map(len, sheets)])
         jpeg = np.frombuffer(b"".join(sheets), np.uint8)
-        sizes = {"n": n, "h": SIDE, "w": SIDE, "per": PER, "cols": 4}
         np.savez(
             folder / f"{name}.npz", jpeg=jpeg, offsets=offsets, labels=np.arange(first, first + n),
-            names=np.array(["one"]), **{key: np.array(value) for key, value in sizes.items()},
+            names=np.array(["one"]), n=n, h=SIDE, w=SIDE, per=PER, cols=4,
         )  # fmt: skip
     return folder
 
