@@ -41,7 +41,7 @@ def test_accuracy_is_drawn_against_k_with_both_correlations(
     (tmp_path / "cifar10-bad-0.json").write_text(json.dumps({"settings": {}, "failed": "collapsed"}))
     assert drawn(study_figures, monkeypatch, "accuracy", tmp_path) == ["auto", "paper"]
     said = capsys.readouterr().out
-    assert "Digits, cifar10-auto-0: log K and kNN -0.98" in said
+    assert "Digits, cifar10-auto-0: log K and kNN -0.99" in said
     assert "epoch and kNN +1.000" in said
     assert "tiny" not in said
 

@@ -204,7 +204,7 @@ class ClusteringConfig:
     """Carry centroids over from epoch to epoch, or start again in each epoch (the paper's ablation)."""
 
     n_init: int = 1
-    """With reinitialised centroids: initialisations per epoch; the best is kept."""
+    """With reinitialised centroids: initialisations per epoch, each with all --em-steps; the best is kept."""
 
     em_steps: int = 1
     """EM steps before each epoch."""
