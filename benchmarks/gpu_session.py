@@ -13,8 +13,9 @@ Here again:
     python benchmarks/gpu_session.py collect FILES... --records RECORDS
     python benchmarks/gpu_session.py plan --records RECORDS
 
-Steps are, in their order of priority: the tests that need a GPU, ``siammm bench``, then the studies. ``--steps`` names
-others: ``tests``, ``bench``, ``sheet``, or a study with its sets and seeds as in ``t4-losses@cifar10+cifar100@0+1``.
+Steps are, in their order of priority: the tests that need a GPU, ``siammm bench``, trainings at once, the studies.
+``--steps`` names others: ``tests``, ``bench``, ``at-once``, ``sheet``, or a study with its sets and seeds as in
+``t4-losses@cifar10+cifar100@0+1``.
 
 The images are packs: an .npz of JPEG sheets of tiles of one size. A set that is too large for a call travels in parts
 of its sheets, as in ``tiny:1/3``, and is used once all of it is there. Packs, data, checkpoints and records stay in
@@ -42,7 +43,7 @@ ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "benchmarks" / "studies"
 # Issue 20's order: what decides first. The others of the three sets come after the first of every table.
 PRIORITY = (
-    "tests", "bench",
+    "tests", "bench", "at-once",
     "q1-clustering", "q2-weight", "q3-instance-loss", "q5-oracle", "q4-fixed-k", "swav-recipes",
     "t1-t2-t3-methods@cifar10", "t4-losses@cifar10", "t5-fixed-or-merged@cifar10", "t6-start@cifar10",
     "t7-concentration@cifar10", "t8-negatives@cifar10", "t7-time", "curve-of-k", "figure-clusters", "sheet",
@@ -58,6 +59,8 @@ PACKS: dict[str, dict[str, list[str]]] = {
 # What the command line needs and a bare machine may lack; all of it is plain Python.
 SITE = ("tyro", "docstring_parser", "typeguard", "typing_extensions", "jinja2", "markupsafe", "threadpoolctl")
 TRAVELS, COMES_BACK = 64 * 2**20, 15 * 2**20
+# Steps that are done once on a machine, and not in every call.
+_OF_A_MACHINE = ("tests", "bench", "at-once", "sheet")
 # The last seconds of a call: ending what runs and bundling.
 _RESERVE = 30.0
 
@@ -190,10 +193,10 @@ def run(carry: Path, output: Path, work: Path, steps: Sequence[str], seconds: fl
         began = time.monotonic()
         # A call that goes on does not repeat what belongs to its machine.
         mark = work / f"{step}.done"
-        if step in ("tests", "bench") and mark.exists():
+        if step in _OF_A_MACHINE and mark.exists():
             continue
         code = one(step, work, left, at_once)
-        if step in ("tests", "bench"):
+        if step in _OF_A_MACHINE and (code == 0 or step == "tests"):
             mark.touch()
         print(f"{step}: {time.monotonic() - began:.0f} s, ended with {code}", flush=True)
         bundle(work, output)
@@ -226,6 +229,9 @@ def command_of(step: str, work: Path, seconds: float, at_once: int | None) -> li
         return ["make", "test-gpu", f"PYTHON={sys.executable}"]
     if step == "bench":
         return [sys.executable, "-m", "siammm", "bench", "--preset", "cifar", "--seconds", "30"]
+    if step == "at-once":
+        words = [sys.executable, str(ROOT / "benchmarks" / "at_once.py"), str(work / "data" / "cifar10")]
+        return [*words, "--output", str(work / "records" / "at-once")]
     if step == "sheet":
         records = work / "records" / "figure-clusters" / "cifar10-siammm-0.npz"
         words = [sys.executable, str(ROOT / "benchmarks" / "cluster_sheet.py"), str(records)]
@@ -285,7 +291,14 @@ def bundle(work: Path, output: Path) -> None:
     """All records, figures and logs in one compressed tar, cut into files that may come back."""
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w:gz") as tar:
-        for path in sorted([*work.glob("records/*/*.json"), *work.glob("records/*/*.png"), *work.glob("logs/*.log")]):
+        for path in sorted(
+            [
+                *work.glob("records/*/*.json"),
+                *work.glob("records/*/*.png"),
+                *work.glob("records/*/*.md"),
+                *work.glob("logs/*.log"),
+            ]
+        ):
             tar.add(path, arcname=str(path.relative_to(work)))
         for path in sorted(work.glob("records/*/partial/*/log")):
             tar.add(path, arcname=f"logs/{path.parts[-4]}-{path.parts[-2]}.log")
