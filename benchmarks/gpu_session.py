@@ -39,6 +39,8 @@ from pathlib import Path
 
 import numpy as np
 
+import record
+
 ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "benchmarks" / "studies"
 # Issue 20's order: what decides first. The others of the three sets come after the first of every table.
@@ -120,13 +122,16 @@ def pack(carry: Path, packs: Path, sets: Sequence[str], records: Path | None) ->
             shutil.copy(path, carry / "records" / path.parent.name)
     for module in SITE:
         copy_package(module, carry / "site")
+    # There is no git on the machine, and a record without its commit is none.
+    commit = record.commit()
+    (carry / "commit").write_text(commit)
     tree = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     checkout = sum((ROOT / name).stat().st_size for name in tree.stdout.split("\0") if name and (ROOT / name).is_file())
     carried = sum(path.stat().st_size for path in carry.rglob("*") if path.is_file())
     said = f"{carried / 2**20:.1f} MiB to carry and {checkout / 2**20:.1f} MiB of checkout"
     if carried + checkout > TRAVELS:
         raise SystemExit(f"{said} are more than {TRAVELS >> 20} MiB; carry a set less, or it in parts.")
-    return said
+    return f"{said}, of commit {commit}"
 
 
 def parts_of(paths: Sequence[Path], number: int, of: int) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
@@ -176,8 +181,8 @@ def run(carry: Path, output: Path, work: Path, steps: Sequence[str], seconds: fl
     records, logs = work / "records", work / "logs"
     for folder in (records, logs, work / "packs", output):
         folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(carry.glob("packs/*.npz")):
-        shutil.copy(path, work / "packs")
+    for path in (*sorted(carry.glob("packs/*.npz")), *carry.glob("commit")):
+        shutil.copy(path, work / "packs" if path.suffix else work)
     for path in carry.glob("records/*/*.json"):
         place = records / path.parent.name / path.name
         if not place.exists():
@@ -208,6 +213,8 @@ def one(step: str, work: Path, seconds: float, at_once: int | None) -> int:
     log = work / "logs" / f"{step.partition('@')[0]}.log"
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     environment["PYTHONUNBUFFERED"] = "1"
+    if (work / "commit").exists():
+        environment["SIAMMM_COMMIT"] = (work / "commit").read_text()
     with log.open("ab") as file:
         child = subprocess.Popen(
             command_of(step, work, seconds, at_once), cwd=ROOT, stdout=file, stderr=file, env=environment,
@@ -356,5 +363,4 @@ def plan(records: Path, steps: Sequence[str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main()

@@ -68,6 +68,7 @@ def test_a_set_that_travels_in_parts_is_whole_in_the_end(
             assert list(found["labels"]) == list(range(first, first + n))
             assert np.abs(found["images"][:, 4, 4, 0] - 4.0 * found["labels"]).max() <= 2
             assert list(found["names"]) == ["one"]
+    assert (work / "commit").read_text() == importlib.import_module("record").commit()
     # The tests are run once on a machine, a study in every call.
     assert (work / "logs" / "tests.log").read_text() == "did tests\n"
     assert (work / "logs" / "t4.log").read_text() == "did t4\n" * 3
