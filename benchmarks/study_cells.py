@@ -41,6 +41,8 @@ _KEYS = {"base", "recipe", "preset", "epochs", "validation", "images", "keep", "
 # An epoch of CIFAR with views of 24 pixels on an H200 that several trainings share, by earlier records: .7 to 1.1 s of
 # the GPU. Starting, compiling and the end of a training take a minute, during which the others go on.
 _EPOCH_SECONDS, _START_SECONDS = 1.0, 45.0
+# k-means++ once: 256 rounds of drawing take .33 s of a CPU core, besides the GPU's part.
+_SEEDING_SECONDS = 0.5
 # Guesses, for an H200 that four trainings share, until records say how long these take.
 _EVALUATION_SECONDS = {"linear": 2.0, "clusters": 10.0, "semi": 80.0, "transfer": 5.0, "mosaics": 40.0}
 
@@ -228,8 +230,11 @@ def seconds_for(cell: Cell, earlier: Sequence[Mapping[str, Any]], at_once: int) 
         if paces:
             epochs = statistics.median(paces) * cell.how["epochs"] * cell.n_images * at_once
             return _START_SECONDS + epochs + evaluated, why
-    epoch = _EPOCH_SECONDS * cell.n_images / 50_000 * (view / 24) ** 2
-    return _START_SECONDS + epoch * cell.how["epochs"] * at_once + evaluated, "assumed"
+    epoch = _EPOCH_SECONDS * cell.n_images / 50_000 * (view / 24) ** 2 * at_once
+    config = cell.config()
+    if config.objective.uses_mixture and config.clustering.centroids == "reinitialised":
+        epoch += _SEEDING_SECONDS * config.clustering.n_init * (1 + len(config.clustering.more_components))
+    return _START_SECONDS + epoch * cell.how["epochs"] + evaluated, "assumed"
 
 
 def _evaluation_seconds(cell: Cell, runs: Sequence[Mapping[str, Any]], at_once: int) -> float:
