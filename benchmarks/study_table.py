@@ -35,11 +35,13 @@ COLUMNS = {
     "Hungarian, groups, judged": "judged_groups_hungarian_accuracy", "ratio of groups": "groups_ratio",
     "seconds": "seconds", "images/s": "images_per_second",
 }  # fmt: skip
-# Those of further tables have a column where a record has them.
-EVALUATED = {
+# Each a table of its own, where a record has any of them.
+FEW_LABELS = {
     "1 %: top-1": "semi_1_top1", "1 %: top-5": "semi_1_top5", "10 %: top-1": "semi_10_top1",
     "10 %: top-5": "semi_10_top5", "transfer": "transfer_mean", "to CIFAR-10": "transfer_cifar10",
     "to CIFAR-100": "transfer_cifar100", "to Tiny-ImageNet": "transfer_tiny", "mosaics, mAP": "mosaics_map",
+}  # fmt: skip
+CLUSTERS = {
     "k-means, 1 a class: AMI": "k1_train_ami", "NMI": "k1_train_nmi", "ARI": "k1_train_ari",
     "Hungarian": "k1_train_hungarian_accuracy", "majority": "k1_train_majority_accuracy",
     "judged, named by training": "k1_judged_named", "5 a class: AMI": "k5_train_ami",
@@ -113,9 +115,7 @@ def of_set(cells: Sequence[Cell], output: Path, image_set: str | None) -> Found:
 def figures(study: Mapping[str, Any], found: Found) -> str:
     """The figures of the cells of one set, with what differs from the baseline."""
     runs = [run for seeds in found.values() for run in seeds.values()]
-    columns = {
-        title: name for title, name in (COLUMNS | EVALUATED).items() if any(run.get(name) is not None for run in runs)
-    }
+    columns = _present(COLUMNS, runs)
     baseline = found.get(study["baseline"], {})
     rows: list[list[str]] = []
     for name, seeds in found.items():
@@ -126,7 +126,23 @@ def figures(study: Mapping[str, Any], found: Found) -> str:
         gains = differences(found, name, study["baseline"], "knn_online")
         title = f"{name} (oracle)" if any(run.get("oracle") for run in seeds.values()) else name
         rows.append([title, str(len(seeds)), *means, "" if seeds is baseline else _spread(gains)])
-    return record.table(["cell", "seeds", *columns, f"kNN, points above {study['baseline']}"], rows)
+    text = record.table(["cell", "seeds", *columns, f"kNN, points above {study['baseline']}"], rows)
+    for title, wanted in (
+        ("Few labels, transfer, and several classes an image", FEW_LABELS),
+        ("Clusters of k-means on the features", CLUSTERS),
+    ):
+        columns = _present(wanted, runs)
+        if columns:
+            rows = [
+                [name, *(_spread([run[key] for run in seeds.values() if key in run]) for key in columns.values())]
+                for name, seeds in found.items()
+            ]
+            text += f"\n\n{title}:\n\n{record.table(['cell', *columns], rows)}"
+    return text
+
+
+def _present(columns: Mapping[str, str], runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    return {title: name for title, name in columns.items() if any(run.get(name) is not None for run in runs)}
 
 
 # -- the paper's claims ------------------------------------------------------------------------------------------------
