@@ -1,6 +1,6 @@
 """One session on a machine with a GPU where nothing can be installed: from packed images to a bundle of records.
 
-Here, before each call, what travels (64 MiB with the checkout; the folder is to be ignored by git):
+Here, before each call, what travels (64 MiB with the checkout; git ignores the folder carry):
 
     python benchmarks/gpu_session.py pack carry --packs SHARED/data --sets cifar10 --records RECORDS
 
@@ -43,9 +43,10 @@ import record
 
 ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "benchmarks" / "studies"
-# Issue 20's order: what decides first. The others of the three sets come after the first of every table.
+# What decides first: one seed of every question, then all. CIFAR-10 of every table comes before the other sets.
 PRIORITY = (
     "tests", "bench", "at-once",
+    "q1-clustering@@0", "q2-weight@@0", "q3-instance-loss@@0", "q5-oracle@@0", "q4-fixed-k@@0",
     "q1-clustering", "q2-weight", "q3-instance-loss", "q5-oracle", "q4-fixed-k", "swav-recipes",
     "t1-t2-t3-methods@cifar10", "t4-losses@cifar10", "t5-fixed-or-merged@cifar10", "t6-start@cifar10",
     "t7-concentration@cifar10", "t8-negatives@cifar10", "t7-time", "curve-of-k", "figure-clusters", "sheet",
@@ -179,8 +180,10 @@ def run(carry: Path, output: Path, work: Path, steps: Sequence[str], seconds: fl
     """Unpack what came, work through the steps until the time is over, and bundle what there is to bring back."""
     ends = time.monotonic() + seconds - _RESERVE
     records, logs = work / "records", work / "logs"
-    for folder in (records, logs, work / "packs", output):
+    for folder in (records, logs, work / "packs", work / "site", output):
         folder.mkdir(parents=True, exist_ok=True)
+    if (carry / "site").exists():
+        shutil.copytree(carry / "site", work / "site", dirs_exist_ok=True)
     for path in (*sorted(carry.glob("packs/*.npz")), *carry.glob("commit")):
         shutil.copy(path, work / "packs" if path.suffix else work)
     for path in carry.glob("records/*/*.json"):
@@ -211,7 +214,7 @@ def run(carry: Path, output: Path, work: Path, steps: Sequence[str], seconds: fl
 def one(step: str, work: Path, seconds: float, at_once: int | None) -> int:
     """One step, its output in a log; the last lines of it are printed."""
     log = work / "logs" / f"{step.partition('@')[0]}.log"
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{work / 'site'}"}
     environment["PYTHONUNBUFFERED"] = "1"
     if (work / "commit").exists():
         environment["SIAMMM_COMMIT"] = (work / "commit").read_text()
