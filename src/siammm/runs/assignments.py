@@ -29,7 +29,7 @@ def assignments_table(
     outlier_score: Any,
     labels: Any,
 ) -> pa.Table:
-    """One row per image or row of a table: name, cluster, group, both probabilities, outlier score and, if any, label."""
+    """One row per image or row of a table: name, cluster, group, probabilities, outlier score and, if any, label."""
     columns: dict[str, Any] = {
         "id": pa.array(ids),
         "cluster": pa.array(clusters, type=pa.int32()),
