@@ -49,6 +49,7 @@ from siammm.mixture.elbow import elbow, whitened_by_neighbours
 from siammm.mixture.graph import Array, Graph, neighbour_graph, path, so_many_communities
 from siammm.mixture.group_rule import Groups, as_rows, numbered, unit_rows
 from siammm.mixture.shard import Shard
+from siammm.mixture.small_kinds import effective_number
 
 MOST_ROWS = 3000
 # Single classes of images have ratios of .69 to .96 under encoders that were not trained on their clusters; sets of two
@@ -132,7 +133,7 @@ def found(
         elif at_elbow_M is not None:
             label_M = at_elbow_M
         elif ratio <= LARGEST_RATIO and first.label_M.any():
-            label_M = _second_pass(z_MP, first.label_M, seed)
+            label_M = _of_small_kinds(some_MD, z_MP, first, seed)
     if label_M is None or not label_M.any():
         return replace(Groups.none(k), ratio=ratio)
     community_M = label_M
@@ -195,7 +196,19 @@ def _is_near(k: int, other: int) -> bool:
 def _at_elbow(x_MD: Array, z_MP: Array, first: _Communities, seed: int) -> Array | None:
     """Groups at the elbow whose communities are the clearest, if they are nearly as clear as any."""
     bend = elbow(x_MD, seed)
-    numbers = [number for number in bend.levels if bend.shared(number) >= LEAST_SHARED]
+    return _clearest(z_MP, first, [number for number in bend.levels if bend.shared(number) >= LEAST_SHARED])
+
+
+def _of_small_kinds(x_MD: Array, z_MP: Array, first: _Communities, seed: int) -> Array:
+    """Groups where there is no elbow: the communities, or as many groups as samples are alike if these are more."""
+    label_M = _second_pass(z_MP, first.label_M, seed)
+    number = effective_number(x_MD, seed)
+    finer_M = _clearest(z_MP, first, [number]) if number > label_M.max() + 1 else None
+    return label_M if finer_M is None else finer_M
+
+
+def _clearest(z_MP: Array, first: _Communities, numbers: list[int]) -> Array | None:
+    """So many communities in the whitened space, by the number with the clearest, if nearly as clear as the first."""
     if not numbers:
         return None
     space_MP = whitened_by_neighbours(z_MP - z_MP.mean(axis=0))
