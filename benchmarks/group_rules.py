@@ -249,7 +249,7 @@ def _merged(x: bytes, n: int, seed: int, start: int) -> VonMisesFisherMixture:
 
 def by_elbow_or_communities(x_ND: np.ndarray, seed: int) -> Labels:
     """The rule of the package without that for small kinds: where there is no elbow, the communities."""
-    with mock.patch.object(mixture_groups, "effective_number", lambda *_: 0):
+    with mock.patch.object(mixture_groups, "effective_number", return_value=0):
         return by_merging(x_ND, seed, groups=True)
 
 
