@@ -1,9 +1,12 @@
 """Draw K through training, from the records of ``study.py``: one panel for each set, one line for each run.
 
-    python benchmarks/study.py run benchmarks/studies/curve-of-k.json --data CIFAR10 --output OUT/cifar10
-    python benchmarks/curve_of_k.py CIFAR-10=OUT/cifar10 CIFAR-100=OUT/cifar100 --figure docs/images/curve-of-k.svg
+    python benchmarks/study.py run benchmarks/studies/curve-of-k.json --data DATA --output OUT/curve-of-k
+    python benchmarks/curve_of_k.py 'CIFAR-10=OUT/curve-of-k/cifar10-*' 'CIFAR-100=OUT/curve-of-k/cifar100-*' \\
+        --figure docs/images/curve-of-k.svg
 
-Writes the figure, and a record with K at the start, after each quarter of the epochs with clusters, and at the end.
+A set is a folder of records, or the beginning of their names. Writes the figure, and a record with K at the start,
+after each quarter of the epochs with clusters, and at the end. ``study_figures.py`` draws accuracy against K from the
+same records.
 """
 
 from __future__ import annotations
@@ -42,18 +45,25 @@ STYLE = """
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sets", nargs="+", metavar="NAME=FOLDER", help="the name of a set, and its records")
+    parser.add_argument("sets", nargs="+", metavar="NAME=RECORDS", help="the name of a set, and its records")
     parser.add_argument("--figure", type=Path, required=True, help="the SVG file to write")
     parser.add_argument("--output", type=Path, help="folder for the result (default: benchmarks/results)")
     options = parser.parse_args()
     sets: dict[str, dict[str, dict[str, Any]]] = {}
     for pair in options.sets:
         name, folder = pair.split("=", 1)
-        sets[name] = {path.stem: json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))}
+        sets[name] = records(folder)
         if not sets[name]:
             parser.error(f"there is no record of a run in {folder}; run the study first")
     options.figure.write_text(drawn(sets), "utf-8")
     print(written(sets, options.figure, options.output))
+
+
+def records(given: str) -> dict[str, dict[str, Any]]:
+    """The records in a folder, or those whose names begin so, each by its name; not those of runs that failed."""
+    folder, beginning = (Path(given), "*") if Path(given).is_dir() else (Path(given).parent, Path(given).name)
+    found = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob(f"{beginning}.json"))}
+    return {name: run for name, run in found.items() if "failed" not in run}
 
 
 def curve_of(run: dict[str, Any]) -> list[tuple[int, int]]:

@@ -247,10 +247,16 @@ def _merged(x: bytes, n: int, seed: int, start: int) -> VonMisesFisherMixture:
     return VonMisesFisherMixture(start, merge="auto", random_state=seed).fit(x_ND)
 
 
+def by_elbow_or_communities(x_ND: np.ndarray, seed: int) -> Labels:
+    """The rule of the package without that for small kinds: where there is no elbow, the communities."""
+    with mock.patch.object(mixture_groups, "effective_number", return_value=0):
+        return by_merging(x_ND, seed, groups=True)
+
+
 def by_communities(x_ND: np.ndarray, seed: int) -> Labels:
     """What ``groups`` finds without the elbow (decision 0035 alone)."""
     with mock.patch.object(mixture_groups, "LEAST_SHARED", np.inf):
-        return by_merging(x_ND, seed, groups=True)
+        return by_elbow_or_communities(x_ND, seed)
 
 
 def by_silhouette(x_ND: np.ndarray, seed: int) -> Labels:
@@ -299,6 +305,7 @@ def told_groups(x_ND: np.ndarray, seed: int, *, k: int) -> Labels:
 RULES: dict[str, Callable[[np.ndarray, int], Labels]] = {
     "merge=auto": partial(by_merging, groups=False),
     "siammm, groups": partial(by_merging, groups=True),
+    "siammm, without small kinds": by_elbow_or_communities,
     "siammm, without the elbow": by_communities,
     **elbow_rules.RULES,
     "graph, modularity": by_modularity,

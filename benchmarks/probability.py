@@ -6,6 +6,7 @@ PACKS is the folder with the packed sets. For each choice of ten kinds (``photog
 are clustered by ``siammm cluster``. Then a view of each that nobody has clustered, a random crop of half of it or more,
 mirrored or not, is assigned by ``siammm embed``. If the share is calibrated on such views, of the photographs with a
 share of .8 four fifths have a view in the same cluster. The same for groups, by ``predict_group_proba``.
+(The record of 2026-11-19 that is called `probability` is of the time before these were calibrated.)
 """
 
 from __future__ import annotations
@@ -49,7 +50,11 @@ def main() -> None:
     print(text)
     if options.record:
         n = f"{10 * options.per_kind * len(found):,} photographs"
-        print(record.write("probability", "What the share of a cluster says", text.strip(), seeds="0", n=n))
+        print(
+            record.write(
+                "probability-calibrated", "What the shares of clusters and groups say", text.strip(), seeds="0", n=n
+            )
+        )
 
 
 def measured(pack: dict[str, np.ndarray], choice: str, per_kind: int) -> dict[str, tuple[np.ndarray, ...]]:

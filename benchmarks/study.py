@@ -1,121 +1,187 @@
 """Run a table from a list of cells, several at once on a GPU, and go on where a time limit cut it off.
 
-    python benchmarks/study.py run studies/clusters.json --data cifar10 --output OUT --at-once 4 --seconds 560
-    python benchmarks/study.py table studies/clusters.json --output OUT
+    python benchmarks/study.py plan studies/t5-fixed-or-merged.json --data DATA --output OUT/t5 --seconds 560
+    python benchmarks/study.py run studies/t5-fixed-or-merged.json --data DATA --output OUT/t5 --at-once 4 --seconds 560
+    python benchmarks/study.py table studies/t5-fixed-or-merged.json --output OUT/t5
 
-A study is a JSON file: its question, the predictions made before it ran, what all cells share, the cells, the seeds.
-Each cell and seed is one call of ``train_cifar.py``, whose record becomes ``OUT/<cell>-<seed>.json``: cells that have
-one are not run again, so partial tables add up. All cells of a seed come before those of the next, so that what is
-there is paired. With ``"keep": true`` among what they share, features and clusters of the training images are kept
-beside the records, for an audit or ``number_of_groups.py``; with ``"keep_at": EPOCH`` those of some images then.
-``table`` writes a result with the mean and deviation over the seeds, and the paired difference from the study's
-baseline.
+A study is a JSON file (``study_cells.py``): its question, what the paper reports, the predictions made before it ran,
+what all cells share, the cells, the seeds. Each cell and seed is one call of ``train_cifar.py``, whose record becomes
+``OUT/<set>-<cell>-<seed>.json``: cells that have one are not run again, so partial tables add up. The same training in
+a folder beside OUT, of another study, is taken over. What the limit stops leaves a checkpoint in ``OUT/partial`` and
+goes on from it, if the next call is on the same machine.
+
+With ``"keep": true`` among what they share, features and clusters of the training images are kept beside the records,
+for an audit or ``number_of_groups.py``; with ``"keep_at": EPOCH`` those of some images then. ``plan`` says what is left
+and what of it fits into the seconds, ``table`` writes a result (``study_table.py``).
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import shutil
 import signal
-import statistics
 import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import record
+import study_cells
+import study_table
+from study_cells import Cell
 
-HERE = Path(__file__).parent
-COLUMNS = {
-    "kNN, k = 200": "knn_online", "kNN, k = 20": "knn20_online", "linear": "linear_online",
-    "effective rank": "effective_rank", "K": "n_clusters", "groups": "n_groups", "AMI of clusters": "ami",
-    "AMI of groups": "groups_ami", "NMI of groups": "groups_nmi", "Hungarian, groups": "groups_hungarian_accuracy",
-    "Hungarian, groups, judged": "judged_groups_hungarian_accuracy", "ratio of groups": "groups_ratio",
-    "seconds": "seconds",
-}  # fmt: skip
+# A training that is asked to stop writes a checkpoint first.
+_GRACE = 20.0
+# With less than this left, nothing is started that cannot end.
+_WORTH_STARTING = 120.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["run", "table"])
+    parser.add_argument("action", choices=["plan", "run", "table"])
     parser.add_argument("study", type=Path)
-    parser.add_argument("--data", help="a folder with train.npz and test.npz")
+    parser.add_argument("--data", type=Path, help="a folder with train.npz and test.npz, or one of such folders")
     parser.add_argument("--output", type=Path, required=True, help="the folder of the cells' records")
-    parser.add_argument("--cells", nargs="*", help="run these cells alone")
-    parser.add_argument("--seeds", nargs="*", type=int, help="run these seeds alone")
-    parser.add_argument("--at-once", type=int, default=4, help="trainings that share the GPU")
+    parser.add_argument("--cells", nargs="*", help="these cells alone")
+    parser.add_argument("--sets", nargs="*", help="these sets of images alone")
+    parser.add_argument("--seeds", nargs="*", type=int, help="these seeds alone")
+    parser.add_argument("--at-once", type=int, help="trainings that share the GPU (default: the study's, or 4)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still runs after this long")
     args = parser.parse_args()
-    study = json.loads(args.study.read_text())
-    if args.action == "run":
-        study["cells"] = {name: cell for name, cell in study["cells"].items() if name in (args.cells or study["cells"])}
-        study["seeds"] = args.seeds or study["seeds"]
+    started = time.monotonic()
+    study = study_cells.read_study(args.study)
+    if args.action == "table":
+        print(study_table.written(args.study, study, args.output))
+        return
+    at_once = args.at_once or study.get("at_once", 4)
     args.output.mkdir(parents=True, exist_ok=True)
-    if args.action == "run":
-        run(study, args.data, args.output, args.at_once, time.monotonic() + args.seconds)
+    cells = left(study, args.output, args.data, cells=args.cells, sets=args.sets, seeds=args.seeds)
+    if args.action == "plan":
+        for line in planned(cells, args.output, at_once, args.seconds):
+            print(line)
     else:
-        table(args.study, study, args.output)
+        assert args.data is not None, "run needs --data"
+        run(cells, args.data, args.output, at_once, started + args.seconds)
 
 
-def command(study: dict[str, Any], cell: str, seed: int, data: str, folder: Path) -> list[str]:
-    """The call of ``train_cifar.py`` that is this cell with this seed."""
-    shared, own = study["shared"], study["cells"][cell]
-    settings = shared.get("set", {}) | own.get("set", {})
-    words = [data, "--recipe", own.get("recipe", shared.get("recipe", "siammm")), "--epochs", str(shared["epochs"])]
-    words += ["--preset", shared["preset"]] if "preset" in shared else []
-    words += ["--validation", str(shared["validation"])] if "validation" in shared else []
-    words += ["--images", str(shared["images"])] if "images" in shared else []
-    words += ["--keep"] if shared.get("keep") else []
-    words += ["--keep-at", str(shared["keep_at"])] if "keep_at" in shared else []
-    words += ["--seed", str(seed), "--output", str(folder)]
-    words += ["--set", *(f"{name}={value}" for name, value in settings.items())] if settings else []
-    return [sys.executable, "-u", str(HERE / "train_cifar.py"), *words]
+def left(
+    study: dict[str, Any],
+    output: Path,
+    data: Path | None,
+    *,
+    cells: Sequence[str] | None = None,
+    sets: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+) -> list[Cell]:
+    """The cells without a record, of those that are asked for and whose images are there."""
+    found: list[Cell] = []
+    others = study_cells.beside(output)
+    for cell in study_cells.cells_of(study, seeds):
+        cell.check()
+        if (cells and cell.name not in cells) or (sets and cell.image_set not in sets):
+            continue
+        if data is not None and cell.image_set and not (data / cell.image_set / "train.npz").exists():
+            continue
+        if study_cells.record_of(output, cell) is None and not study_cells.adopted(output, cell, others):
+            found.append(cell)
+    return found
 
 
-def run(study: dict[str, Any], data: str, output: Path, at_once: int, ends: float) -> None:
-    """Run what has no record yet."""
-    _share_gpu()
-    waiting = [
-        (cell, seed)
-        for seed, cell in itertools.product(study["seeds"], study["cells"])
-        if not (output / f"{cell}-{seed}.json").exists()
+def planned(cells: Sequence[Cell], output: Path, at_once: int, seconds: float) -> list[str]:
+    """Each cell that is left, what it takes, and whether it ends in time."""
+    earlier = study_cells.beside(output)
+    known = [study_cells.seconds_for(cell, earlier, at_once) for cell in cells]
+    ends = study_cells.ends([length for length, _ in known], at_once)
+    lines = [
+        f"{'fits' if end <= seconds else 'does not fit':12}  {cell.label:44} {length:6,.0f} s, "
+        f"ends at {end:6,.0f} ({why})"
+        for cell, (length, why), end in zip(cells, known, ends, strict=True)
     ]
-    running: dict[subprocess.Popen[bytes], tuple[str, int, Path]] = {}
-    # Threads that wait for the GPU spin: with one for each core, runs at once take every core from each other.
-    environment = {"OMP_NUM_THREADS": "3"} | os.environ
+    total = sum(length for length, _ in known) / at_once
+    return [*lines, f"{len(cells)} cells left: {total / 60:,.1f} minutes with {at_once} at once"]
+
+
+def run(cells: Sequence[Cell], data: Path, output: Path, at_once: int, ends: float) -> None:
+    """Run the cells until the limit; first those that end in time."""
+    _share_gpu()
+    earlier, waiting = study_cells.beside(output), list(cells)
+    running: dict[subprocess.Popen[bytes], Cell] = {}
     while waiting or running:
-        while waiting and len(running) < at_once and time.monotonic() < ends:
-            cell, seed = waiting.pop(0)
-            folder = output / "partial" / f"{cell}-{seed}"
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            with (folder / "log").open("wb") as log:
-                words = command(study, cell, seed, data, folder)
-                child = subprocess.Popen(words, stdout=log, stderr=log, env=environment, start_new_session=True)
-            running[child] = (cell, seed, folder)
+        while waiting and len(running) < at_once:
+            rest = ends - time.monotonic()
+            fits = (cell for cell in waiting if study_cells.seconds_for(cell, earlier, at_once)[0] <= rest)
+            cell = next(fits, waiting[0] if rest > _WORTH_STARTING else None)
+            if cell is None:
+                waiting.clear()
+                break
+            waiting.remove(cell)
+            running[started(cell, data, output)] = cell
         time.sleep(0.2)
-        late = time.monotonic() > ends
+        late = time.monotonic() > ends - _GRACE
         if late:
             waiting.clear()
-        for child, (cell, seed, folder) in list(running.items()):
-            if child.poll() is None and not late:
-                continue
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-            del running[child]
-            found = next(folder.glob("*.json"), None)
-            lines = (folder / "log").read_text(errors="replace").splitlines()
-            print(f"{cell}, seed {seed}: {'done' if found else 'stopped'}; {lines[-1] if lines else ''}", flush=True)
-            if found:
-                for kept in folder.glob("*.npz"):
-                    os.replace(kept, output / f"{cell}-{seed}.npz")
-                os.replace(found, output / f"{cell}-{seed}.json")
-                shutil.rmtree(folder)
+            end_all(list(running))
+        for child, cell in list(running.items()):
+            if child.poll() is not None:
+                del running[child]
+                found = collected(cell, output, at_once)
+                if found is not None:
+                    earlier.append(found)
+
+
+def started(cell: Cell, data: Path, output: Path) -> subprocess.Popen[bytes]:
+    """The cell's training, from its checkpoint if it was stopped."""
+    folder = output / "partial" / cell.label
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = folder / "checkpoint.pt"
+    words = [*cell.words(data, folder)]
+    words += ["--checkpoint", str(checkpoint)] + (["--resume", str(checkpoint)] if checkpoint.exists() else [])
+    # The package takes few threads beside a GPU (decision 0043), and does not touch a number that is given. It is given
+    # here because what trains is not all: reading, k-means' search for groups and SVMs have all cores otherwise, while
+    # other trainings wait for theirs.
+    environment = {"OMP_NUM_THREADS": "3"} | os.environ
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(words, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+
+def end_all(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ask trainings to write a checkpoint and stop; after a while they have to. Only those that were started here.
+
+    With NVIDIA's multi-process service, a training that is killed may take the others with it.
+    """
+    for child in children:
+        child.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE
+    for child in children:
+        try:
+            child.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def collected(cell: Cell, output: Path, at_once: int) -> dict[str, Any] | None:
+    """The record of a training that has ended, in its place; None, if it was stopped or went wrong."""
+    folder = output / "partial" / cell.label
+    file = next(folder.glob("*.json"), None)
+    if file is None:
+        lines = (folder / "log").read_text(errors="replace").splitlines()
+        print(f"{cell.label}: stopped; {lines[-1][:300] if lines else ''}", flush=True)
+        return None
+    found = json.loads(file.read_text("utf-8"))
+    said = {name: found[name] for name in ("failed", "knn_online", "linear_online", "n_clusters") if name in found}
+    print(f"{cell.label}: done in {found.get('seconds', 0):.0f} s; {json.dumps(said)}", flush=True)
+    found |= {"identity": cell.identity, "image_set": cell.image_set, "cell": cell.name, "at_once": at_once}
+    for kept in folder.glob("*.npz"):
+        os.replace(kept, output / f"{cell.label}.npz")
+    place = output / f"{cell.label}.json"
+    scratch = place.with_suffix(".new")
+    scratch.write_text(json.dumps(found, indent=1), "utf-8")
+    scratch.replace(place)
+    shutil.rmtree(folder)
+    return found
 
 
 def _share_gpu() -> None:
@@ -123,67 +189,6 @@ def _share_gpu() -> None:
     control = shutil.which("nvidia-cuda-mps-control")
     if control and subprocess.run(["pgrep", "-f", control], capture_output=True, check=False).returncode:
         subprocess.run([control, "-d"], check=False)
-
-
-def table(path: Path, study: dict[str, Any], output: Path) -> None:
-    """Write the result of all cells that have a record."""
-    found: dict[str, dict[int, dict[str, Any]]] = {}
-    for cell, seed in itertools.product(study["cells"], study["seeds"]):
-        file = output / f"{cell}-{seed}.json"
-        if file.exists():
-            found.setdefault(cell, {})[seed] = json.loads(file.read_text())
-    runs = [run for seeds in found.values() for run in seeds.values()]
-    if not runs:
-        sys.exit(f"There is no record of a cell in {output}; run the study first.")
-    columns = {title: name for title, name in COLUMNS.items() if any(run.get(name) is not None for run in runs)}
-    baseline = found.get(study["baseline"], {})
-    rows: list[list[str]] = []
-    for cell, seeds in found.items():
-        means = [
-            _spread([run[name] for run in seeds.values() if run.get(name) is not None]) for name in columns.values()
-        ]
-        gains = [
-            100 * (run["knn_online"] - baseline[seed]["knn_online"]) for seed, run in seeds.items() if seed in baseline
-        ]
-        rows.append([cell, str(len(seeds)), *means, "" if cell == study["baseline"] else _spread(gains)])
-    header = ["cell", "seeds", *columns, f"kNN, points above {study['baseline']}"]
-    settings = "\n".join(f"- {cell}: `{json.dumps(study['cells'][cell])}`" for cell in found)
-    predictions = "\n".join(f"- {text}" for text in study["predictions"])
-    findings = f"\nWhat came out:\n\n{chr(10).join(f'- {text}' for text in study.get('findings', []))}\n"
-    body = f"""{study["text"]}
-
-{record.table(header, rows)}
-
-Mean and deviation over the seeds; the last column is the mean and deviation of the differences of paired seeds, in
-points of kNN with 200 voters. Accuracies are of the last epoch, on {runs[0]["judged"]}, which were neither trained on
-nor clustered; the scores of clusters and groups are of the training images.
-
-Predictions, written before the study ran:
-
-{predictions}
-{findings}
-All cells share `{json.dumps(study["shared"])}`; each changes:
-
-{settings}
-"""
-    measured = {
-        name: "; ".join(dict.fromkeys(str(run.get(name, "not noted")) for run in runs))
-        for name in ("commit", "hardware", "software")
-    }
-    data, at_once = study.get("data", "cifar10"), study.get("at_once", 4)
-    measured["command"] = f"python benchmarks/study.py run {path} --data {data} --at-once {at_once}"
-    seeds = ", ".join(map(str, study["seeds"]))
-    n = f"{runs[0]['n']:,} training images, {runs[0]['n_judged']:,} judged"
-    print(record.write(study["name"], study["title"], body, seeds=seeds, n=n, measured=measured))
-
-
-def _spread(values: list[float]) -> str:
-    """Mean and deviation, with the digits that values of this size need."""
-    if not values:
-        return ""
-    digits = 4 if max(map(abs, values)) <= 1 else 2 if max(map(abs, values)) < 20 else 0
-    mean = f"{statistics.mean(values):,.{digits}f}"
-    return f"{mean} ± {statistics.stdev(values):,.{digits}f}" if len(values) > 1 else mean
 
 
 if __name__ == "__main__":

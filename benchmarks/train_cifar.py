@@ -13,19 +13,24 @@ import argparse
 import hashlib
 import json
 import re
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 
+import oracle
 import record
+import study_evaluations
 from siammm.data.loader import Loader, open_loader
 from siammm.data.sources import Source, open_source
 from siammm.learn.bookkeeping import Interrupted
 from siammm.learn.encode import Output, encode
+from siammm.learn.guard import CollapseError
 from siammm.learn.loop import Training
 from siammm.learn.observers import Recorder, Silent
 from siammm.learn.progress import metrics_line
@@ -59,7 +64,7 @@ class Lines(Silent):
 
     def __init__(
         self,
-        looks: Callable[[Training], str] | None = None,
+        looks: Callable[[Training], tuple[float, float]] | None = None,
         keeps: Callable[[Training, int], None] | None = None,
         keep_at: Sequence[int] = (),
     ) -> None:
@@ -67,6 +72,7 @@ class Lines(Silent):
         self._looks, self._keeps, self._keep_at = looks, keeps, keep_at
         self._training: Training | None = None
         self.epochs = 0
+        self.looked: list[dict[str, Any]] = []
 
     def began(self, training: Training) -> None:
         self._training = training
@@ -77,22 +83,41 @@ class Lines(Silent):
         training = self._training
         assert training is not None
         if self._looks is not None and row["epoch"] % max(1, training.config.optimisation.epochs // 10) == 0:
-            print(f"           {self._looks(training)}", flush=True)
+            many, few = self._looks(training)
+            self.looked.append({"epoch": row["epoch"], "knn": many, "knn20": few, "n_clusters": row.get("n_clusters")})
+            print(f"           {look(many, few)}", flush=True)
         if self._keeps is not None and row["epoch"] in self._keep_at:
             self._keeps(training, row["epoch"])
 
 
 class Checkpoint(Recorder):
-    """Keeps the last checkpoint in one file, and nothing else."""
+    """Keeps the last checkpoint in one file, with the metrics so far and what took how long; and nothing else."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, lines: Lines, earlier: Mapping[str, Any] | None) -> None:
+        self._path, self._lines, self._started = path, lines, time.monotonic()
+        self._metrics: list[dict[str, Any]] = [] if earlier is None else earlier["metrics"]
+        self._seconds: float = 0.0 if earlier is None else earlier["seconds"]
+        lines.looked = [] if earlier is None else earlier["looked"]
+
+    @property
+    def seconds(self) -> float:
+        """Since the training first began, without the time that it was stopped."""
+        return self._seconds + time.monotonic() - self._started
+
+    def add_metrics(self, row: dict[str, Any]) -> None:
+        self._metrics.append(row)
 
     def truncate_metrics(self, epochs: int) -> list[dict[str, Any]]:
-        return []
+        self._metrics = self._metrics[:epochs]
+        self._lines.looked = [look for look in self._lines.looked if look["epoch"] <= epochs]
+        return list(self._metrics)
 
     def save_checkpoint(self, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
-        torch.save((dict(tensors), dict(facts)), self._path)
+        kept = {"tensors": dict(tensors), "facts": dict(facts), "metrics": self._metrics}
+        kept |= {"looked": self._lines.looked, "seconds": self.seconds}
+        scratch = self._path.with_suffix(".new")
+        torch.save(kept, scratch)
+        scratch.replace(self._path)
 
 
 def look(many: float, few: float) -> str:
@@ -126,10 +151,17 @@ def file_name(words: list[str]) -> str:
     return name if len(name) <= 120 else f"{name[:100]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
+def named(pairs: list[str]) -> dict[str, Path]:
+    """Sets as name=folder."""
+    return {name: Path(folder) for name, folder in (pair.split("=", 1) for pair in pairs)}
+
+
 def split(folder: Path, n_images: int | None, held_out: float | None) -> tuple[Source, np.ndarray, Source, np.ndarray]:
     """What is trained on, all of it or so many images, and what is judged: that share of it, or the test images."""
     train, test = np.load(folder / "train.npz"), np.load(folder / "test.npz")
     x, y = train["images"], train["labels"]
+    if n_images is not None and n_images > len(x):
+        raise SystemExit(f"--images is {n_images:,}, but {folder} has {len(x):,} training images.")
     # Without a share too, so that so many images are the same ones as in a trial.
     held, rest = np.split(np.random.default_rng(0).permutation(len(x)), [round(len(x) * (held_out or 0.1))])
     if held_out is not None:
@@ -196,13 +228,31 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--keep-rows", type=int, default=8000, help="with --keep-at: of so many of the images")
     parser.add_argument("--stop-at", type=int, metavar="EPOCH", help="stop after this epoch, with a checkpoint")
-    parser.add_argument("--checkpoint", type=Path, help="with --stop-at: the file to write")
+    parser.add_argument(
+        "--checkpoint", type=Path,
+        help="the file to write with --stop-at, every few minutes, and when the process is asked to end (SIGTERM)",
+    )  # fmt: skip
     parser.add_argument(
         "--resume", type=Path, metavar="CHECKPOINT",
         help="go on from such a checkpoint, perhaps with other settings: trials of the last part of a training",
     )  # fmt: skip
+    parser.add_argument(
+        "--evaluations", nargs="*", default=[], choices=study_evaluations.EVALUATIONS,
+        help="what else to measure at the end",
+    )  # fmt: skip
+    parser.add_argument("--others", nargs="*", default=[], metavar="NAME=FOLDER", help="sets to transfer to")
+    parser.add_argument(
+        "--oracle", action="store_true", help="a diagnosis, no result: the true labels in place of the clusters"
+    )
     parser.add_argument("--views", type=int, default=0, help="with --keep: embeddings of so many augmented views, too")
     args = parser.parse_args()
+    stop_asked: list[int] = []
+
+    def ask_to_stop(number: int, frame: FrameType | None) -> None:
+        stop_asked.append(number)
+
+    if args.checkpoint is not None:
+        signal.signal(signal.SIGTERM, ask_to_stop)
     method, changes = RECIPES[args.recipe]
     epochs = args.epochs or PRESETS[args.preset].optimisation.epochs
     settings = changes | {"epochs": epochs, "random_state": args.seed}
@@ -218,15 +268,16 @@ def main() -> None:
     def judges(training: Training) -> Loader:
         return open_loader(other, (training.clean_view, training.clean_view), device, seed=0)
 
-    def looked(training: Training) -> str:
+    def looked(training: Training) -> tuple[float, float]:
         bank, query = (encode(training.network, loader, "features") for loader in (training.loader, judges(training)))
         many, few = (knn_accuracy(query, other_labels, bank, labels, k=k, temperature=t) for k, t in KNN.values())
-        return look(many, few)
+        return many, few
 
     words = [args.recipe, str(epochs), str(args.seed)]
     words += [args.preset] if args.preset != "cifar" else []
     words += [f"{args.images}-images"] if args.images else []
     words += ["validation"] if args.validation else []
+    words += ["oracle"] if args.oracle else []
     name = file_name([*words, *args.set])
     args.output.mkdir(parents=True, exist_ok=True)
 
@@ -239,38 +290,50 @@ def main() -> None:
 
     # Test images are looked at once, at the end.
     lines = Lines(None if args.validation is None else looked, kept, args.keep_at)
-    resume_from = None if args.resume is None else torch.load(args.resume, weights_only=True)
-    recorder = None if args.checkpoint is None else Checkpoint(args.checkpoint)
+    resumed = None if args.resume is None else torch.load(args.resume, weights_only=True)
+    recorder = None if args.checkpoint is None else Checkpoint(args.checkpoint, lines, resumed)
+    found: dict[str, Any] = {
+        "recipe": args.recipe, "settings": settings, "preset": args.preset, "oracle": args.oracle,
+        "validation": args.validation is not None, "evaluations": args.evaluations,
+        "n": len(labels), "n_judged": len(other_labels), "n_classes": len(np.unique(labels)),
+        "judged": f"{len(other_labels):,} of the training images" if args.validation else "the test images",
+        **record.circumstances(),
+    }  # fmt: skip
     training = Training(
-        config, source, device, listener=lines, recorder=recorder, resume_from=resume_from,
-        stop_requested=lambda: args.stop_at is not None and lines.epochs >= args.stop_at,
+        config, source, device, listener=lines, recorder=recorder,
+        resume_from=None if resumed is None else (resumed["tensors"], resumed["facts"]),
+        stop_requested=lambda: bool(stop_asked) or (args.stop_at is not None and lines.epochs >= args.stop_at),
     )  # fmt: skip
+    if args.oracle:
+        oracle.with_oracle(training, torch.from_numpy(np.unique(labels, return_inverse=True)[1]))
     try:
         trained = training.run()
     except Interrupted:
         print(f"stopped after epoch {training.epoch}; see {args.checkpoint}")
         return
-    seconds = time.monotonic() - started
+    except CollapseError as error:  # which is a result, too
+        found |= {"failed": str(error), "k_curve": [row.get("n_clusters") for row in training.metrics]}
+        print(json.dumps(found), flush=True)
+        (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))
+        return
+    seconds = time.monotonic() - started if recorder is None else recorder.seconds
     held = judges(training)
-    found: dict[str, Any] = {
-        "recipe": args.recipe, "settings": settings, "validation": args.validation is not None,
-        "n": len(labels), "n_judged": len(other_labels), "seconds": round(seconds, 1),
+    found |= {
+        "seconds": round(seconds, 1),
         "images_per_second": round(float(np.median([row["images_per_second"] for row in training.metrics]))),
         "effective_rank": round(training.metrics[-1]["effective_rank"], 1),
-        "judged": f"{len(other_labels):,} of the training images" if args.validation else "the test images",
-        **record.circumstances(),
-    }  # fmt: skip
+    }
     outputs: dict[str, Output] = {"online": "features", "momentum": "momentum features"}
     for network, output in outputs.items():
         bank, query = encode(trained.network, training.loader, output), encode(trained.network, held, output)
         for kind, (k, temperature) in KNN.items():
             found[f"{kind}_{network}"] = knn_accuracy(query, other_labels, bank, labels, k=k, temperature=temperature)
-        if epochs >= 50 and output == "features":
+        if (epochs >= 50 or "linear" in args.evaluations) and output == "features":
             y, y_test = torch.from_numpy(labels), torch.from_numpy(other_labels)
             found[f"linear_{network}"] = linear_accuracy(bank, y, query, y_test)
     if trained.mixture is not None and trained.clusters is not None:
         found |= {"n_clusters": trained.mixture.n_components_, "n_clusters_at_start": training.clustering.n_start}
-        found |= {"n_classes": len(np.unique(labels))} | clusters_scored(labels, trained.clusters)
+        found |= clusters_scored(labels, trained.clusters)
         if trained.groups is not None and trained.group_labels is not None:
             found |= {"n_groups": trained.groups.n_groups, "groups_ratio": trained.groups.ratio}
             # Of images that were neither trained on nor clustered.
@@ -283,7 +346,15 @@ def main() -> None:
                 found |= clusters_scored(coarse[labels], trained.group_labels, "groups_coarse_")
                 found |= clusters_scored(coarse[other_labels], judged_groups, "judged_groups_coarse_")
         found["k_curve"] = [row.get("n_clusters") for row in training.metrics]
-    print(json.dumps({key: value for key, value in found.items() if key != "k_curve"}), flush=True)
+    if lines.looked:
+        found["looked"] = lines.looked
+    if args.evaluations:
+        images = study_evaluations.Images(source, labels, other, other_labels)
+        others = {set_name: study_evaluations.Images.of(folder) for set_name, folder in named(args.others).items()}
+        began = time.monotonic()
+        found |= study_evaluations.measured(args.evaluations, trained, images, others, device, args.seed)
+        found["evaluation_seconds"] = round(time.monotonic() - began, 1)
+    print(json.dumps({key: value for key, value in found.items() if key not in ("k_curve", "looked")}), flush=True)
     (args.output / f"{name}.json").write_text(json.dumps(found | {"metrics": training.metrics}, indent=1))
     if args.keep:
         arrays: dict[str, Any] = {

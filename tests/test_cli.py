@@ -233,10 +233,11 @@ def test_cluster_writes_the_three_files(table: Path, capsys: pytest.CaptureFixtu
     assert sorted(p.name for p in output.iterdir()) == ["assignments.parquet", "mixture.safetensors", "summary.json"]
 
     rows = pq.read_table(output / "assignments.parquet")
-    assert rows.column_names == ["id", "cluster", "group", "probability", "outlier_score", "label"]
+    assert rows.column_names == ["id", "cluster", "group", "probability", "group_probability", "outlier_score", "label"]
     assert rows.column("id").to_pylist() == [f"{i}.png" for i in range(N)]
     assert rows.column("label").to_pylist()[:4] == ["ant", "bee", "cat", "dog"]
-    clusters, group, probability, outlier = (rows.column(name).to_numpy() for name in rows.column_names[1:5])
+    numbers = [name for name in rows.column_names[1:6] if name != "group_probability"]
+    clusters, group, probability, outlier = (rows.column(name).to_numpy() for name in numbers)
     np.testing.assert_array_equal(group, clusters)  # four that lie about are no coarser groups
     assert ((probability > 0) & (probability <= 1)).all()
     assert (outlier.min(), outlier.max()) == (0, 1)
@@ -295,7 +296,7 @@ def test_outliers_come_last(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path
     arguments = ["cluster", str(tmp_path / "t.npy"), "--output", str(tmp_path / "out")]
     assert main([*arguments, "--merge", "none", "--n-components", str(K)]) == 0
     rows = pq.read_table(tmp_path / "out" / "assignments.parquet")
-    assert rows.column_names == ["id", "cluster", "group", "probability", "outlier_score"]
+    assert rows.column_names == ["id", "cluster", "group", "probability", "group_probability", "outlier_score"]
     assert rows.column("id").to_pylist() == list(range(N))
     assert int(np.argmax(rows.column("outlier_score").to_numpy())) == 17
 
@@ -311,7 +312,8 @@ def test_columns_of_parquet_are_carried_through(blobs: tuple[np.ndarray, np.ndar
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
     assert main(["cluster", str(tmp_path / "t.parquet"), "--output", str(tmp_path / "out"), "--n-components", "9"]) == 0
     rows = pq.read_table(tmp_path / "out" / "assignments.parquet")
-    expected = ["id", "cluster", "group", "probability", "outlier_score", "label", "input_cluster", "split"]
+    of_ours = ["id", "cluster", "group", "probability", "group_probability", "outlier_score"]
+    expected = [*of_ours, "label", "input_cluster", "split"]
     assert rows.column_names == expected
     assert rows.column("input_cluster").to_pylist() == list(range(N))
     assert rows.column("split").to_pylist() == columns["split"]

@@ -61,7 +61,7 @@ def test_a_folder_of_images(photos: str, capsys: pytest.CaptureFixture[str]) -> 
     steps = [f"siammm {name} photos-clusters" for name in ("report", "explore", "sort")]
     assert printed.endswith(f"Next: {' or '.join(steps)} --to FOLDER")
     rows = pq.read_table(output / "assignments.parquet")
-    expected = ["id", "cluster", "group", "probability", "outlier_score", "label", "filepath"]
+    expected = ["id", "cluster", "group", "probability", "group_probability", "outlier_score", "label", "filepath"]
     assert rows.column_names == expected
     assert all(Path(path).is_file() for path in rows.column("filepath").to_pylist())
     assert rows.column("id").to_pylist()[0] == "kind0/00.png"

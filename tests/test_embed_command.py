@@ -59,7 +59,16 @@ def test_other_images_and_an_exported_run(made: Path, here: Path) -> None:
         output = f"{Path(subject).name}.npz"
         assert main(["embed", subject, "--data", str(other), "--output", output, "--device", "cpu"]) == 0
     with np.load("first.npz") as first, np.load("saved.npz") as saved:
-        assert set(first) == {"embeddings", "ids", "cluster", "group", "probability", "outlier_score", "labels"}
+        assert set(first) == {
+            "embeddings",
+            "ids",
+            "cluster",
+            "group",
+            "probability",
+            "group_probability",
+            "outlier_score",
+            "labels",
+        }
         assert first["embeddings"].shape == (20, 16)
         for name in first:
             np.testing.assert_array_equal(first[name], saved[name])

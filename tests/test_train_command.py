@@ -107,7 +107,15 @@ def test_the_run_folder(images: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
     mixture = siammm.VonMisesFisherMixture.load(folder / "mixture.safetensors")
     table = pq.read_table(folder / "assignments.parquet")
-    assert table.column_names == ["id", "cluster", "group", "probability", "outlier_score", "label"]
+    assert table.column_names == [
+        "id",
+        "cluster",
+        "group",
+        "probability",
+        "group_probability",
+        "outlier_score",
+        "label",
+    ]
     assert table.column("id").to_pylist()[0] == "class000/00000.png"
     assert set(table.column("label").to_pylist()) == {f"class{number:03d}" for number in range(4)}
     assert table.column("cluster").to_numpy().max() < mixture.n_components_

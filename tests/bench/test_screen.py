@@ -30,7 +30,7 @@ def lines(screen: Any, capsys: pytest.CaptureFixture[str]) -> Any:
 
     def printed(n_epochs: int, accuracies: Any) -> str:
         looks = iter(accuracies)
-        listener = train_cifar.Lines(lambda _: train_cifar.look(*next(looks)), lambda *_: None, [])
+        listener = train_cifar.Lines(lambda _: next(looks), lambda *_: None, [])
         listener.began(SimpleNamespace(config=SimpleNamespace(optimisation=SimpleNamespace(epochs=110))))
         for epoch in range(1, n_epochs + 1):
             listener.finished_epoch({"epoch": epoch, "loss": 1.0, "images_per_second": 7.0})

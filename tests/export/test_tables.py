@@ -60,7 +60,7 @@ def test_parquet_as_pandas_and_duckdb_read_it(
     assert stored.num_row_groups == 3
     assert stored.schema_arrow.field("embedding").type == pa.list_(pa.float32(), 16)
     assert stored.schema_arrow.names == [
-        "id", "embedding", "filepath", "cluster", "group", "probability", "outlier_score", "label",
+        "id", "embedding", "filepath", "cluster", "group", "probability", "group_probability", "outlier_score", "label",
     ]  # fmt: skip
     frame = pd.read_parquet(path)
     np.testing.assert_array_equal(np.stack(list(frame["embedding"])), table.rows)

@@ -129,7 +129,7 @@ def everything(training: Training, trained: Trained | None = None) -> dict[str, 
     }
     if trained is not None:
         tensors["embeddings"] = torch.from_numpy(trained.embeddings)
-        for name in ("clusters", "probability", "outlier_score"):
+        for name in ("clusters", "probability", "group_probability", "outlier_score"):
             if getattr(trained, name) is not None:
                 tensors[name] = torch.from_numpy(np.asarray(getattr(trained, name)))
         if trained.mixture is not None and trained.mixture.merges_ is not None:

@@ -216,6 +216,21 @@ def test_more_starts_never_find_a_worse_likelihood(rows: Tensor) -> None:
     assert found[1] >= found[0] - 1e-9
 
 
+def test_every_start_makes_all_steps_and_the_best_end_is_kept(rows: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the first epoch: a start is judged by where it ends, as k-means with several initialisations is."""
+    clustering = clustering_of(TRUE_K, centroids="reinitialised", n_init=3, em_steps=4, merge="none")
+    plain, ends = clustering._stepped, list[float]()
+
+    def stepped(*arguments: Any) -> Any:
+        found = plain(*arguments)
+        ends.append(found[1])
+        return found
+
+    monkeypatch.setattr(clustering, "_stepped", stepped)
+    assert clustering.expectation_and_maximisation(samples_of(rows)) == max(ends)
+    assert len(ends) == 3
+
+
 def test_a_cluster_that_is_left_by_its_images_is_filled_again(rows: Tensor) -> None:
     """Only merging lowers K: embeddings that jump away between epochs do not."""
     clustering = clustering_of(20, merge="none")

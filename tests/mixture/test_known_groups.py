@@ -58,6 +58,9 @@ def test_new_samples_get_their_group(kind: type[Mixture]) -> None:
     np.testing.assert_allclose(share.sum(axis=1), 1)
     np.testing.assert_array_equal(share.argmax(axis=1), group)
     np.testing.assert_array_equal(group[:7], mixture.predict_group(x[:7]), "a row's group is its own affair")
+    both = found.assign(x, None, None)
+    np.testing.assert_array_equal(both[0], group)
+    np.testing.assert_allclose(both[1], share.max(axis=1), rtol=1e-6)
     # Lengths do not matter to directions.
     if kind is VonMisesFisherMixture:
         np.testing.assert_array_equal(mixture.predict_group(x * np.linspace(0.1, 9, len(x))[:, None]), group)
@@ -83,6 +86,9 @@ def test_without_groups_they_are_the_components() -> None:
         assert tuple(share.shape) == (300, 4)
         np.testing.assert_allclose(share.sum(axis=1), 1, atol=1e-6)
     np.testing.assert_array_equal(mixture.predict_group_proba(x), mixture.predict_proba(x).toarray())
+    assert mixture.groups_ is not None
+    for found, expected in zip(mixture.groups_.assign(x, [2, 0], [0.5, 0.75]), ([2, 0], [0.5, 0.75]), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_they_are_known_only_once_they_were_looked_for() -> None:

@@ -126,6 +126,8 @@ def made_run(
         "probability": np.asarray(mixture.predict_proba(x_ND).max(axis=1).toarray().ravel(), dtype=np.float32),
         "outlier_score": outlier_score(np.asarray(mixture.score_samples(x_ND))),
     }
+    if groups is not None:
+        columns["group_probability"] = random.uniform(0.3, 1, n).astype(np.float32)
     if n_labels:
         columns["label"] = [f"label {c}" for c in (cluster_N % n_labels).tolist()]
     pq.write_table(pa.table(columns), made.path / run.ASSIGNMENTS)
@@ -144,7 +146,9 @@ def rewrite(folder: Path, **columns: Any) -> None:
 
 def without_groups(folder: Path) -> Path:
     """The run as an earlier version left it, which did not look for groups."""
-    pq.write_table(pq.read_table(folder / run.ASSIGNMENTS).drop_columns(["group"]), folder / run.ASSIGNMENTS)
+    table = pq.read_table(folder / run.ASSIGNMENTS)
+    kept = [name for name in table.column_names if not name.startswith("group")]
+    pq.write_table(table.select(kept), folder / run.ASSIGNMENTS)
     return folder
 
 
@@ -167,17 +171,22 @@ def check_contents(contents: Contents, opened_run: Run) -> None:
     assert json.loads(json.dumps(contents, allow_nan=False)) == as_lists(contents)
     images: Any = contents["images"]
     m = len(images["id"])
-    assert {len(column) for name, column in images.items() if name != "position"} == {m}
+    sure_N = opened_run.group_probability_N
+    own = [] if sure_N is None else ["group_probability"]
+    assert {len(images[name]) for name in (*own, *(set(images) - {"position", "group_probability"}))} == {m}
+    assert len(images["group_probability"]) == (0 if sure_N is None else m)
     assert len(set(images["id"])) == m <= opened_run.n_images
     n_labels = len(contents["label_names"] or [])
     assert all(-1 <= label < n_labels for label in images["label"])
-    for name in ("probability", "outlier_score", "x", "y"):
+    for name in ("probability", "group_probability", "outlier_score", "x", "y"):
         assert all(0 <= value <= 1 for value in images[name]), name
     place = {name: i for i, name in enumerate(opened_run.ids)}
     row_of = [place[name] for name in images["id"]]
     assert images["cluster"] == opened_run.cluster_N[row_of].tolist()
     assert images["group"] == opened_run.group_N[row_of].tolist()
     assert images["label"] == opened_run.label_N[row_of].tolist()
+    if sure_N is not None:
+        np.testing.assert_allclose(images["group_probability"], sure_N[row_of], atol=1e-3)
     assert images["position"] == (row_of if contents["live"] else [])
     check_quality(contents, opened_run)
     check_thumbnails(contents)
@@ -281,10 +290,12 @@ def check_groups(contents: Contents, opened_run: Run) -> None:
         assert bool(group["central"]) == (group["size"] > 0)
         assert len(set(group["central"])) == len(group["central"]) <= 24
         assert {images["group"][row] for row in group["central"]} <= {g}
-        # One image of each cluster, that with the most images here first, before the second of any.
-        there = sorted((k for k in range(len(clusters)) if table[k, g]), key=lambda k: (-table[k, g], k))
+        # One image of each of its clusters, that with the most images here first, before the second of any.
+        there = sorted((k for k in group["clusters"] if table[k, g]), key=lambda k: (-table[k, g], k))
         first = group["central"][: len(there)]
         assert [images["cluster"][row] for row in first] == there[: len(first)]
+        strays = [images["cluster"][row] not in group["clusters"] for row in group["central"]]
+        assert strays == sorted(strays), "those in clusters of others come last"
         counts = Counter(label for label in opened_run.label_N[group_N == g].tolist() if label >= 0)
         assert dict(group["label_counts"]) == dict(counts)
         assert group["label"] == max(counts, key=lambda label: (counts[label], -label), default=-1)

@@ -140,6 +140,7 @@ def test_groups_of_clusters(tmp_path: Path) -> None:
     assert contents["title"] == "made: 3 groups and 7 clusters of 300 images"
     assert [group["name"] for group in contents["groups"]] == ["", "", ""]
     assert contents["how_found"]["levels"].startswith("The images form 3 groups. ")
+    assert len(contents["images"]["group_probability"]) == 300
 
 
 def test_a_group_is_of_its_own_images(tmp_path: Path) -> None:
@@ -188,6 +189,7 @@ def test_one_level(tmp_path: Path) -> None:
 
 def test_a_run_that_did_not_look_for_groups(tmp_path: Path) -> None:
     run = opened(without_groups(made_run(tmp_path, groups=[0, 0, 0, 1, 1])))
+    assert run.group_probability_N is None
     contents = gather(run, GatherSettings()).contents
     check_contents(contents, run)
     assert len(contents["groups"]) == 5

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from siammm.report.mixing import foreign_neighbours
+from siammm.report import mixing
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def foreign_neighbours(rows: np.ndarray, cluster: np.ndarray, k: int) -> np.ndarray:
+    return mixing.foreign_neighbours(mixing.nearest_samples(rows), cluster, k)
 
 
 def test_clusters_apart_have_no_foreign_neighbours() -> None:

@@ -64,6 +64,33 @@ def test_groups_are_what_opens_first(browser, url: str):
     watched.close()
 
 
+def test_a_group_of_what_is_left_over_says_so(report: Watched):
+    page = report.page
+    marked = page.locator("#section-groups li a.card:visible", has=page.locator(".badge.mixed"))
+    assert [marked.nth(i).get_attribute("data-group") for i in range(marked.count())] == ["1"]
+    assert ", a catch-all" in (marked.get_attribute("aria-label") or "")
+    report.visit("#/groups?group=1")
+    words = page.inner_text("#section-groups .catch-all").replace("\xa0", " ").replace("\u202f", " ")
+    assert "A catch-all. Its concentration is 31, unusually low" in words
+    assert "60 % of the nearest neighbours of its images are in other groups" in words
+    report.visit("#/groups?group=0")
+    assert not page.locator("#section-groups .catch-all").count()
+
+
+def test_the_images_of_a_group_that_are_least_certain_come_last(report: Watched):
+    contents = make(EXAMPLE).contents
+    images, central = contents["images"], contents["groups"][2]["central"]
+    page = report.visit("#/groups?group=2")
+    assert "least certain to belong here come last" in page.inner_text("#section-groups .strip")
+    shown = page.eval_on_selector_all(
+        "#section-groups .strip [data-image]", "all => all.map(one => Number(one.dataset.image))"
+    )
+    assert shown[: len(central)] == central
+    sure = [images["group_probability"][row] for row in shown[len(central) :]]
+    assert sure == sorted(sure, reverse=True)
+    assert len(set(sure)) > 10
+
+
 def test_a_card_for_each_group(report: Watched):
     groups = make(EXAMPLE).contents["groups"]
     page = report.page
@@ -79,7 +106,7 @@ def test_a_card_for_each_group(report: Watched):
         spoken = (cards.nth(at).get_attribute("aria-label") or "").replace("\xa0", " ")
         assert spoken.startswith(f"kind {g}, " if g % 2 == 0 else f"Group {g}, ")
         assert f"{groups[g]['size']} images, " in spoken
-        assert spoken.endswith("3 clusters")
+        assert spoken.endswith("3 clusters, a catch-all" if g == 1 else "3 clusters")
 
 
 @pytest.mark.parametrize(("ratio", "side"), [(1, 24), (2, 96), (1, 48)])
@@ -295,6 +322,7 @@ def test_an_image_names_its_group(report: Watched):
     page = report.visit("#/clusters?sort=number&cluster=0")
     page.locator("dialog .thumb").nth(1).hover()
     assert "kind 0" in page.inner_text(".tip")
+    assert "Probability of its group" in page.inner_text(".tip")
     assert "kind 0" in (page.locator("dialog .thumb").nth(1).get_attribute("aria-label") or "")
     page.locator("dialog .facts a", has_text="kind 0").click()
     page.locator("dialog.detail").wait_for(state="hidden")

@@ -123,6 +123,27 @@ def test_a_cluster_of_what_is_left_over_is_a_catch_all(wide: bool, mixed: bool, 
     assert found == ([catch_all] if wide and mixed else [])
 
 
+@pytest.mark.parametrize("mixed", [True, False])
+def test_so_is_a_group(mixed: bool, tmp_path: Path) -> None:
+    """By the same measure, of its own images, whatever clusters these are in."""
+    folder = made_run(tmp_path, n=300, k=7, groups=[0, 1, 1, 2, 3, 4, 5], strays=9)
+    before = opened(folder)
+    if mixed:
+        random, own = np.random.default_rng(0), before.group_N == 2
+        x_ND = np.load(folder / "embeddings.npy").astype(np.float32)
+        x_ND[own] = before.mean_KD[random.integers(0, 7, own.sum())]
+        x_ND[own] += 0.3 * random.normal(size=x_ND[own].shape)
+        x_ND /= np.linalg.norm(x_ND, axis=1, keepdims=True)
+        np.save(folder / "embeddings.npy", x_ND.astype(np.float16))
+    run = opened(folder)
+    groups = gather(run, GatherSettings()).contents["groups"]
+    assert [g for g, one in enumerate(groups) if one["is_catch_all"]] == ([2] if mixed else [])
+    lengths = [np.linalg.norm(np.asarray(run.embeddings, float)[run.group_N == g].mean(axis=0)) for g in range(6)]
+    order = np.argsort(lengths)
+    assert np.argsort([one["concentration"] for one in groups]).tolist() == order.tolist()
+    assert all(0 <= (one["foreign"] or 0) <= 1 for one in groups)
+
+
 # -- the page
 
 

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from siammm.core.errors import InputError, StoredFileError
@@ -71,6 +72,22 @@ def test_a_run_of_an_earlier_version_has_clusters_only(folder: Path) -> None:
     assert run.group_K.tolist() == [0, 1, 2, 3, 4]
     assert run.n_groups == 5
     assert not run.looked_for_groups
+
+
+def test_how_probable_a_group_is(folder: Path) -> None:
+    run = Run.open(folder)
+    assert run.group_probability_N is not None
+    assert run.group_probability_N.shape == (run.n_images,)
+    table = pq.read_table(folder / files.ASSIGNMENTS)
+    pq.write_table(table.drop_columns(["group_probability"]), folder / files.ASSIGNMENTS)
+    earlier = Run.open(folder)  # as an earlier version left it
+    assert earlier.is_grouped
+    assert earlier.group_probability_N is None
+    rewrite(folder, group_probability=["high"] * run.n_images)
+    with pytest.raises(StoredFileError, match="group_probability is not a number in every row"):
+        _ = Run.open(folder).group_N
+    rewrite(folder, group=run.cluster_N, group_probability=np.ones(run.n_images))
+    assert Run.open(folder).group_probability_N is None, "these are clusters, whose share is another column"
 
 
 def test_numbers_without_gaps(folder: Path) -> None:
@@ -199,8 +216,9 @@ def test_many_at_once(tmp_path: Path) -> None:
     assert [path.name for path in names.path.parent.iterdir() if "partial" in path.name] == []
 
 
-def test_a_new_run_in_the_folder_takes_the_names_away(folder: Path) -> None:
+def test_a_new_run_in_the_folder_leaves_the_names(folder: Path) -> None:
     run = Run.open(folder)
     run.group_names.give(0, "x")
     begun(folder, dataclasses.replace(run.config, overwrite=True))
-    assert not (folder / files.GROUP_NAMES).exists()
+    # They are used if its groups are the same, and hidden if not; but they are somebody's work.
+    assert json.loads((folder / files.GROUP_NAMES).read_text())["names"] == {"0": "x"}

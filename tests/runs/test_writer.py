@@ -33,8 +33,12 @@ def test_an_earlier_run_is_replaced_only_if_asked(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--overwrite"):
         begun(tmp_path / "run", small_config())
     assert read_metrics(first.path) == [{"epoch": 1, "loss": 2.0}]
+    for name in ("names.json", "selections.json"):
+        (first.path / name).write_text("somebody's")
     second = begun(tmp_path / "run", small_config(overwrite=True))
     assert read_metrics(second.path) == []
+    for name in ("names.json", "selections.json"):
+        assert (first.path / name).read_text() == "somebody's", "what a person has made stays"
 
 
 def test_metrics_are_lines_of_json(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class Found:
     outlier_score: np.ndarray
     groups: Groups
     group_labels: np.ndarray
+    group_probability: np.ndarray
     n_start: int
     n_merged: int | None
     """The clusters that merging ended with, where these were fewer than the groups and were replaced by finer ones."""
@@ -100,7 +101,7 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
         mixture.groups_ = groups  # to be saved with it
         with refused_together():
             probability, log_density = _described(mixture, X, clusters)
-            group_labels = groups.predict(X, clusters)
+            group_labels, group_probability = groups.assign(X, clusters, probability)
         of_groups = np.bincount(group_labels, minlength=groups.n_groups)
         group_sizes = Shard.of(len(X), together=True).summed(of_groups)
         unusual = outlier_scores(log_density)
@@ -121,6 +122,7 @@ def find_clusters(table: EmbeddingTable, config: ClusterConfig, seconds: dict[st
         outlier_score=unusual,
         groups=groups,
         group_labels=group_labels,
+        group_probability=group_probability,
         n_merged=n_merged,
         n_start=n_start,
         sizes=sizes,

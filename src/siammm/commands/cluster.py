@@ -26,13 +26,15 @@ from siammm.core.text import left_out, shown
 from siammm.data.contents import holds_images
 from siammm.data.embedding_table import EmbeddingTable, Share
 from siammm.data.embeddings import read_embeddings, several_tables
+from siammm.data.sources import from_anywhere
 from siammm.runs import files
+from siammm.runs.by_hand import check_by_hand
 from siammm.runs.clustered_writer import write_clustered
 from siammm.runs.image_table import ImageTable
 from siammm.runs.images import open_images
 from siammm.runs.models import open_model
 from siammm.runs.pretrained import default_encoder
-from siammm.runs.summary import noted_of_images
+from siammm.runs.summary import noted_of_images, table_path
 from siammm.runs.unfinished_embeddings import Embedded, embed_and_keep, forget, rows_kept
 from siammm.settings.commands import ClusterConfig
 
@@ -48,6 +50,8 @@ def cluster(config: ClusterConfig) -> None:
             if ranks.is_writer():
                 check_new_folder(output, overwrite=config.overwrite, ours=files.CLUSTERED_NAMES)
             of_images = _is_of_images(config)
+            if ranks.is_writer():
+                check_by_hand(output, from_anywhere(config.data) if of_images else table_path(config.data))
             if of_images and ranks.active():
                 raise InputError(
                     f"cluster encodes images in one process, but {ranks.world_size()} were started; run it without "
@@ -68,9 +72,9 @@ def cluster(config: ClusterConfig) -> None:
                 share=Share(ranks.rank(), ranks.world_size()),
             )
         found = find_clusters(table, config, seconds)
-        write_clustered(found, config, output)
+        by_hand = write_clustered(found, config, output)
         if ranks.is_writer():
-            show(found, output, Console())
+            show(found, output, Console(), by_hand=by_hand)
 
 
 @contextlib.contextmanager
@@ -108,7 +112,7 @@ def _cluster_images(config: ClusterConfig, output: Path, console: Console) -> No
         table = _as_embeddings(embedded.table, config.data)
         found = find_clusters(table, config, seconds)
         images = noted_of_images(embedded.facts, config.data, encoder)
-        write_clustered(found, config, output, images=images, embedded=embedded.table)
+        by_hand = write_clustered(found, config, output, images=images, embedded=embedded.table)
     except KeyboardInterrupt:
         if not rows_kept(kept):
             raise
@@ -118,7 +122,7 @@ def _cluster_images(config: ClusterConfig, output: Path, console: Console) -> No
         set_aside = embedded.facts["set_aside"]
         if set_aside:
             console.print(f"{left_out(len(set_aside))}; {files.SUMMARY} says why.", style="yellow")
-        show(found, output, console, of_images=True)
+        show(found, output, console, of_images=True, by_hand=by_hand)
     finally:
         del found, table, embedded  # a file that is mapped cannot be removed everywhere
         forget(kept)

@@ -21,8 +21,8 @@ from siammm.runs import files
 _ROWS_SHOWN, _ROWS_BESIDE_GROUPS = 12, 5
 
 
-def show(found: Found, output: Path, console: Console, *, of_images: bool = False) -> None:
-    """Print the summary that a person reads."""
+def show(found: Found, output: Path, console: Console, *, of_images: bool = False, by_hand: str = "") -> None:
+    """Print the summary that a person reads; ``by_hand`` says what became of names and selections."""
     mixture, merges = found.mixture, found.mixture.merges_
     n, d = found.table.n_samples, found.table.embeddings.shape[1]
     what = f"{n:,} images" if of_images else f"{n:,} embeddings of {d:,} dimensions"
@@ -59,6 +59,8 @@ def show(found: Found, output: Path, console: Console, *, of_images: bool = Fals
     of_the_images = [files.EMBEDDINGS, files.IMAGES_TABLE] if of_images else []
     written = [files.ASSIGNMENTS, files.MIXTURE, files.SUMMARY, *of_the_images]
     console.print(f"\nWritten to [bold]{escape(str(output))}[/]: {', '.join(written)}")
+    if by_hand:
+        console.print(escape(by_hand))
     next_steps(console, *_next(found, output, of_images=of_images))
 
 

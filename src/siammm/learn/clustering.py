@@ -85,15 +85,15 @@ class Clustering:
 
     def expectation_and_maximisation(self, samples: Samples) -> float:
         """E and M steps from the last epoch's centroids, then the tables for the loss. Returns the log likelihood."""
-        log_likelihood = float("nan")
-        if self.components is None:
-            self.components = self._seeded(samples)
-        elif self.settings.centroids == "reinitialised":
-            self.components = self._best_restart(samples)
+        if self.settings.centroids == "reinitialised":
+            # As k-means with several initialisations: each runs to its end, and the best is kept.
+            starts = (self._stepped(samples, self._seeded(samples)) for _ in range(self.settings.n_init))
+            self.components, log_likelihood = max(starts, key=lambda start: start[1])
+        elif self.components is None:
+            self.components, log_likelihood = self._stepped(samples, self._seeded(samples))
         else:
-            self.components = replace(self.components, settings=self._concentration_settings(samples))
-        for _ in range(self.settings.em_steps):
-            self.components, log_likelihood = self._step(samples, self.components)
+            settings = self._concentration_settings(samples)
+            self.components, log_likelihood = self._stepped(samples, replace(self.components, settings=settings))
         index_NH, weight_NH, _ = em.assignments(samples, self.components, self.assignment)
         kappa_K = self._loss_concentrations(samples, index_NH[:, 0])
         # Of all ranks: the images of a batch are not those of a rank's shard.
@@ -196,6 +196,15 @@ class Clustering:
 
     # -- E and M steps ------------------------------------------------------------------------------------------------
 
+    def _stepped(
+        self, samples: Samples, components: VonMisesFisherComponents
+    ) -> tuple[VonMisesFisherComponents, float]:
+        """The E and M steps of an epoch, and the likelihood in the last of them."""
+        log_likelihood = float("nan")
+        for _ in range(self.settings.em_steps):
+            components, log_likelihood = self._step(samples, components)
+        return components, log_likelihood
+
     def _step(self, samples: Samples, components: VonMisesFisherComponents) -> tuple[VonMisesFisherComponents, float]:
         # A cluster that no image is nearest to any more is filled again from a large one: only merging lowers K. Its
         # soft count does not tell: as somebody's second choice it may stay above 0 for ever.
@@ -209,11 +218,6 @@ class Clustering:
         centre_KD = centre_KD.to(samples.parameter_device)
         start = VonMisesFisherComponents.started(centre_KD, self._concentration_settings(samples))
         return _own_kind(merge.restarted(samples, start, start.centre_KD, self.assignment))
-
-    def _best_restart(self, samples: Samples) -> VonMisesFisherComponents:
-        """Seed ``n_init`` times and keep the start of the highest likelihood."""
-        starts = (self._seeded(samples) for _ in range(self.settings.n_init))
-        return max(starts, key=lambda start: em.e_step(samples, start, self.assignment).log_likelihood)
 
     def _concentration_settings(self, samples: Samples) -> ConcentrationSettings:
         settings = ConcentrationSettings(rule=self._concentration_rule)

@@ -45,6 +45,8 @@ class Trained:
     outlier_score: np.ndarray | None = None
     group_labels: np.ndarray | None = None
     """The group of each image."""
+    group_probability: np.ndarray | None = None
+    """How probable that group is."""
     merge_nodes: list[int] | None = None
     """The node of each cluster in the tree of merges."""
     metrics: list[dict[str, Any]]
@@ -95,12 +97,15 @@ def finish(training: Training) -> Trained:
     groups = groups or Groups.none(k)
     groups = of_these_components(groups, trained.embeddings, clusters, k, centres, keeps_all=asked is not None)
     mixture.groups_ = groups
+    probability = of_all(share_N.float())
+    group_labels, group_probability = groups.assign(trained.embeddings, clusters, probability)
     return replace(
         trained,
         mixture=mixture,
         clusters=clusters,
-        probability=of_all(share_N.float()),
+        probability=probability,
         outlier_score=outlier_score(of_all(log_density_N)),
-        group_labels=groups.predict(trained.embeddings, clusters),
+        group_labels=group_labels,
+        group_probability=group_probability,
         merge_nodes=clustering.history.as_tensors()["node"].numpy()[order].tolist(),
     )

@@ -62,6 +62,20 @@ class Groups:
             group_N[start : start + len(part)] = (part @ self.weight_GD.T + self.offset_G).argmax(axis=1)
         return group_N
 
+    def assign(self, X: Any, component_N: Any, share_N: Any) -> tuple[Array, Array]:
+        """The group of each row and its probability, given its component and the share of the row that this has."""
+        if self.weight_GD is None or self.offset_G is None:
+            return self.label_K[as_rows(component_N)], np.asarray(as_rows(share_N), dtype=np.float32)
+        x_ND = as_rows(X)
+        group_N, probability_N = np.empty(len(x_ND), dtype=np.int64), np.empty(len(x_ND), dtype=np.float32)
+        for start, part in parts_of(x_ND, unit=self.unit):
+            score_BG = part @ self.weight_GD.T + self.offset_G
+            rows, best_B = slice(start, start + len(part)), score_BG.argmax(axis=1)
+            group_N[rows] = best_B
+            highest_B1 = np.take_along_axis(score_BG, best_B[:, None], axis=1)
+            probability_N[rows] = 1 / np.exp(score_BG - highest_B1).sum(axis=1)
+        return group_N, probability_N
+
     def predict_proba(self, X: Any) -> Array:
         """The probability of each group for each row, shape (N, G); only where groups were found."""
         assert self.weight_GD is not None, "no groups were found"

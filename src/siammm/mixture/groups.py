@@ -43,12 +43,13 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from sklearn.utils.extmath import randomized_svd
 
 from siammm.core.errors import InputError
+from siammm.mixture import borders
 from siammm.mixture.component_graph import of_components
-from siammm.mixture.covariance import shrunk_covariance
 from siammm.mixture.elbow import elbow, whitened_by_neighbours
 from siammm.mixture.graph import Array, Graph, neighbour_graph, path, so_many_communities
 from siammm.mixture.group_rule import Groups, as_rows, numbered, unit_rows
 from siammm.mixture.shard import Shard
+from siammm.mixture.small_kinds import effective_number
 
 MOST_ROWS = 3000
 # Single classes of images have ratios of .69 to .96 under encoders that were not trained on their clusters; sets of two
@@ -132,14 +133,15 @@ def found(
         elif at_elbow_M is not None:
             label_M = at_elbow_M
         elif ratio <= LARGEST_RATIO and first.label_M.any():
-            label_M = _second_pass(z_MP, first.label_M, seed)
+            label_M = _of_small_kinds(some_MD, z_MP, first, seed)
     if label_M is None or not label_M.any():
         return replace(Groups.none(k), ratio=ratio)
+    community_M = label_M
     for _ in range(_BORDER_STEPS):
-        nearer_M = _assigned(z_MP, label_M)
+        nearer_M = borders.assigned(z_MP, label_M)
         if so_many is None or nearer_M.max() == label_M.max():  # a number that was given stays
             label_M = nearer_M
-    weight_GP, offset_G = _discriminant(z_MP, label_M)
+    weight_GP, offset_G = borders.calibrated(z_MP, label_M, community_M, seed)
     weight_GD = weight_GP @ basis_DP.T / scale
     groups = Groups(np.arange(k), ratio, weight_GD, offset_G - weight_GD @ centre_D, unit)
     return numbered(groups, x_ND, nearest_N2[:, 0], centre_KD, shard)
@@ -161,10 +163,10 @@ def among_samples(X: Any, *, seed: int = 0) -> Groups:
         return replace(Groups.none(1), ratio=first.ratio)
     basis_DP = _principal(some_MD, seed)
     z_MP = some_MD @ basis_DP
-    label_M = _second_pass(z_MP, first.label_M, seed)
+    community_M = label_M = _second_pass(z_MP, first.label_M, seed)
     for _ in range(_BORDER_STEPS):
-        label_M = _assigned(z_MP, label_M)
-    weight_GP, offset_G = _discriminant(z_MP, label_M)
+        label_M = borders.assigned(z_MP, label_M)
+    weight_GP, offset_G = borders.calibrated(z_MP, label_M, community_M, seed)
     groups = Groups(np.zeros(1, dtype=np.int64), first.ratio, weight_GP @ basis_DP.T, offset_G, unit=True)
     return numbered(groups, x_ND, np.zeros(len(x_ND), dtype=np.int64), None, Shard(len(x_ND)))
 
@@ -194,7 +196,19 @@ def _is_near(k: int, other: int) -> bool:
 def _at_elbow(x_MD: Array, z_MP: Array, first: _Communities, seed: int) -> Array | None:
     """Groups at the elbow whose communities are the clearest, if they are nearly as clear as any."""
     bend = elbow(x_MD, seed)
-    numbers = [number for number in bend.levels if bend.shared(number) >= LEAST_SHARED]
+    return _clearest(z_MP, first, [number for number in bend.levels if bend.shared(number) >= LEAST_SHARED])
+
+
+def _of_small_kinds(x_MD: Array, z_MP: Array, first: _Communities, seed: int) -> Array:
+    """Groups where there is no elbow: the communities, or as many groups as samples are alike if these are more."""
+    label_M = _second_pass(z_MP, first.label_M, seed)
+    number = effective_number(x_MD, seed)
+    finer_M = _clearest(z_MP, first, [number]) if number > label_M.max() + 1 else None
+    return label_M if finer_M is None else finer_M
+
+
+def _clearest(z_MP: Array, first: _Communities, numbers: list[int]) -> Array | None:
+    """So many communities in the whitened space, by the number with the clearest, if nearly as clear as the first."""
     if not numbers:
         return None
     space_MP = whitened_by_neighbours(z_MP - z_MP.mean(axis=0))
@@ -223,7 +237,7 @@ def _so_many(x_MD: Array, z_MP: Array, so_many: int) -> Array:
 
 def _whitened_within(z_MP: Array, label_M: Array) -> Array:
     """The rows as directions, in the space that is whitened by the covariance within these groups."""
-    whitening_PP = _within(z_MP, _assigned(z_MP, label_M))[1]
+    whitening_PP = borders.within(z_MP, borders.assigned(z_MP, label_M))[1]
     return unit_rows((z_MP - z_MP.mean(axis=0)) @ whitening_PP)
 
 
@@ -267,43 +281,6 @@ def gaussian_twin(x_ND: Array, seed: int) -> Array:
     return weight_NN @ (x_ND - mean_D) + mean_D
 
 
-# -- borders ----------------------------------------------------------------------------------------------------------
-
-
-def _assigned(z_NP: Array, label_N: Array) -> Array:
-    """The group of each row by the discriminant of these groups, numbered without gaps."""
-    weight_GP, offset_G = _discriminant(z_NP, label_N)
-    return np.unique((z_NP @ weight_GP.T + offset_G).argmax(axis=1), return_inverse=True)[1]
-
-
-def _discriminant(z_NP: Array, label_N: Array) -> tuple[Array, Array]:
-    """Log density of each group, as a linear function, with the same covariance for all."""
-    mean_GP, whitening_PP, share_G = _within(z_NP, label_N)
-    weight_GP = mean_GP @ whitening_PP @ whitening_PP.T
-    return weight_GP, np.log(share_G) - 0.5 * (weight_GP * mean_GP).sum(axis=1)
-
-
-def _within(z_NP: Array, label_N: Array) -> tuple[Array, Array, Array]:
-    """The means of the groups, a matrix that whitens the covariance within them, and their shares of the rows."""
-    count_G = np.bincount(label_N)
-    sum_GP = np.zeros((len(count_G), z_NP.shape[1]))
-    np.add.at(sum_GP, label_N, z_NP)
-    mean_GP = sum_GP / count_G[:, None]
-    # Shrunk towards a multiple of the identity, because there are few rows for so many directions.
-    covariance_PP = shrunk_covariance(z_NP - mean_GP[label_N])
-    value_P, vector_PP = np.linalg.eigh(covariance_PP)
-    floor = 1e-9 + 1e-6 * float(value_P.mean())
-    return mean_GP, vector_PP / np.sqrt(np.maximum(value_P, floor)), count_G / len(label_N)
-
-
-def _principal(x_ND: Array, seed: int) -> Array:
-    """An orthonormal basis of the mean and the first principal directions, (D, P)."""
-    n, d = x_ND.shape
-    mean_D, count = x_ND.mean(axis=0), min(_PRINCIPAL, d, n // 4)
-    direction_PD = randomized_svd(x_ND - mean_D, count, random_state=seed)[2]
-    return np.linalg.qr(np.concatenate([mean_D[:, None], direction_PD.T], axis=1))[0][:, : min(count + 1, d)]
-
-
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
@@ -313,3 +290,11 @@ def _drawn(n: int, seed: int) -> Array:
     if n > 2**24:  # where a permutation of all rows would take long
         return np.sort(random.choice(n, MOST_ROWS, replace=False, shuffle=False))
     return np.sort(random.permutation(n)[:MOST_ROWS])
+
+
+def _principal(x_ND: Array, seed: int) -> Array:
+    """An orthonormal basis of the mean and the first principal directions, (D, P)."""
+    n, d = x_ND.shape
+    mean_D, count = x_ND.mean(axis=0), min(_PRINCIPAL, d, n // 4)
+    direction_PD = randomized_svd(x_ND - mean_D, count, random_state=seed)[2]
+    return np.linalg.qr(np.concatenate([mean_D[:, None], direction_PD.T], axis=1))[0][:, : min(count + 1, d)]

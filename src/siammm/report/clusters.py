@@ -14,8 +14,8 @@ from siammm.core.errors import StoredFileError
 from siammm.core.progress import Progress
 from siammm.metrics.kmeans import without_zero_warnings
 from siammm.report import history
+from siammm.report.catch_alls import Mixing
 from siammm.report.json_numbers import number
-from siammm.report.mixing import foreign_neighbours
 from siammm.report.schema import Cluster, Group
 from siammm.runs.run import Run
 
@@ -31,11 +31,6 @@ _NEAREST = 8
 _LARGEST_GAP = 0.5
 # An outlier is among the fifth of all images that the mixture finds least likely.
 _LEAST_OUTLIER = 0.8
-# A catch-all has more than this share of neighbours in other clusters, and a concentration lower than usual by at least
-# this on a logarithmic scale (a tenth). Fewer clusters have no usual concentration.
-_MIXED, _LEAST_SPREAD, _LEAST_CLUSTERS = 0.4, 0.1, 3
-# Images among which neighbours are looked for.
-_MOST_FOR_NEIGHBOURS = 5000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +43,8 @@ class Measured:
     """Between the shares of the likeliest and the second cluster; 1 where there is no second."""
     sum_KD: np.ndarray
     """The sum of each cluster's embeddings."""
+    sum_GD: np.ndarray
+    """The sum of each group's embeddings."""
     count_K: np.ndarray
 
 
@@ -56,7 +53,7 @@ def measure(run: Run, tell: Progress) -> Measured:
     k, n = run.n_clusters, run.n_images
     mean_KD = run.mean_KD.astype(np.float32)
     cosine_N, gap_N = np.zeros(n, np.float32), np.ones(n, np.float32)
-    sum_KD = np.zeros((k, mean_KD.shape[1]))
+    sum_KD, sum_GD = np.zeros((k, mean_KD.shape[1])), np.zeros((run.n_groups, mean_KD.shape[1]))
     run.mixture.set_params(device=str(run.device))
     for start, x_BD in chunks(run.embeddings):
         stop = start + len(x_BD)
@@ -64,10 +61,8 @@ def measure(run: Run, tell: Progress) -> Measured:
             raise StoredFileError(f"The embeddings of {run.given} hold NaN or infinity; make the run again.")
         cluster_B = run.cluster_N[start:stop]
         cosine_N[start:stop] = np.einsum("bd,bd->b", x_BD, mean_KD[cluster_B])
-        # Sorted by cluster, the rows of each are one block.
-        order = np.argsort(cluster_B, kind="stable")
-        present, first = np.unique(cluster_B[order], return_index=True)
-        sum_KD[present] += np.add.reduceat(x_BD[order].astype(np.float64), first, axis=0)
+        _add_sums(sum_KD, x_BD, cluster_B)
+        _add_sums(sum_GD, x_BD, run.group_N[start:stop])
         if k > 1:
             with without_zero_warnings():
                 share = run.mixture.predict_proba(x_BD)
@@ -76,7 +71,16 @@ def measure(run: Run, tell: Progress) -> Measured:
                 share_BH = np.sort(share.data.reshape(-1, h), axis=1)
                 gap_N[start:stop] = share_BH[:, -1] - share_BH[:, -2]
         tell("looking at the clusters", stop, n)
-    return Measured(cosine_N=cosine_N, gap_N=gap_N, sum_KD=sum_KD, count_K=np.bincount(run.cluster_N, minlength=k))
+    count_K = np.bincount(run.cluster_N, minlength=k)
+    return Measured(cosine_N=cosine_N, gap_N=gap_N, sum_KD=sum_KD, sum_GD=sum_GD, count_K=count_K)
+
+
+def _add_sums(sum_PD: np.ndarray, x_BD: np.ndarray, part_B: np.ndarray) -> None:
+    """Add these rows to the sums of their parts."""
+    # Sorted by part, the rows of each are one block.
+    order = np.argsort(part_B, kind="stable")
+    present, first = np.unique(part_B[order], return_index=True)
+    sum_PD[present] += np.add.reduceat(x_BD[order].astype(np.float64), first, axis=0)
 
 
 def chunks(embedding_ND: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -142,12 +146,11 @@ def n_examples(n_clusters: int) -> dict[str, int]:
     }
 
 
-def build_clusters(run: Run, measured: Measured, rows: Rows, *, seed: int) -> list[Cluster]:
+def build_clusters(run: Run, measured: Measured, mixing: Mixing, rows: Rows, *, seed: int) -> list[Cluster]:
     """All clusters with their images, which get rows."""
     most = n_examples(run.n_clusters)
     random = np.random.default_rng(seed)
     merged = history.merges_of_clusters(run)
-    foreign_K, is_catch_all_K = _catch_alls(run, seed=seed)
     nearest = _nearest_clusters(run.mean_KD)
     sum_K = np.bincount(run.cluster_N, weights=measured.cosine_N, minlength=run.n_clusters)
     cohesion_K = np.clip(sum_K / np.maximum(measured.count_K, 1), -1.0, 1.0)
@@ -171,8 +174,8 @@ def build_clusters(run: Run, measured: Measured, rows: Rows, *, seed: int) -> li
                 weight=number(run.mixture.weights_[k]),
                 concentration=number(run.mixture.concentrations_[k]),
                 cohesion=number(cohesion_K[k], 4),
-                foreign=None if np.isnan(foreign_K[k]) else number(foreign_K[k], 4),
-                is_catch_all=bool(is_catch_all_K[k]),
+                foreign=_share(mixing.foreign_P[k]),
+                is_catch_all=bool(mixing.is_catch_all_P[k]),
                 label=label,
                 purity=purity,
                 label_counts=label_counts,
@@ -192,39 +195,26 @@ def build_clusters(run: Run, measured: Measured, rows: Rows, *, seed: int) -> li
     return clusters
 
 
-def _catch_alls(run: Run, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each cluster the share of neighbours in others, by a sample of all images, and whether it is a catch-all.
-
-    That is one whose concentration is unusually low among the clusters, and whose images have much of their
-    neighbourhood in other clusters: what was left over, rather than one kind.
-    """
-    n, k = run.n_images, run.n_clusters
-    drawn = np.sort(np.random.default_rng(seed).permutation(n)[:_MOST_FOR_NEIGHBOURS])
-    x_SD = np.asarray(run.embeddings[drawn], dtype=np.float32)
-    foreign_K = foreign_neighbours(x_SD, run.cluster_N[drawn], k)
-    if k < _LEAST_CLUSTERS:
-        return foreign_K, np.zeros(k, dtype=bool)
-    spread_K = -np.log(np.maximum(np.asarray(run.mixture.concentrations_, dtype=float), 1e-9))
-    middle = float(np.median(spread_K))
-    wide = max(_LEAST_SPREAD, 2 * 1.4826 * float(np.median(np.abs(spread_K - middle))))
-    return foreign_K, (spread_K > middle + wide) & (np.nan_to_num(foreign_K) > _MIXED)
-
-
 def central_of_groups(run: Run, measured: Measured, rows: Rows) -> list[list[int]]:
     """The images that stand for each group, which get rows: the first of all, for the page shows them first."""
     most = min(_MOST_OF_A_GROUP, n_examples(run.n_groups)["central"])
     inside_G = members(run.group_N, run.n_groups)
-    return [rows.of(_in_turn(inside, run.cluster_N, measured.cosine_N)[:most].tolist()) for inside in inside_G]
+    return [
+        rows.of(_in_turn(inside, run.cluster_N, measured.cosine_N, run.group_K == g)[:most].tolist())
+        for g, inside in enumerate(inside_G)
+    ]
 
 
-def build_groups(run: Run, clusters: list[Cluster], names: list[str], central_G: list[list[int]]) -> list[Group]:
+def build_groups(
+    run: Run, clusters: list[Cluster], mixing: Mixing, names: list[str], central_G: list[list[int]]
+) -> list[Group]:
     """All groups, of their own images."""
     own_G: list[list[int]] = [[] for _ in names]
     for k in sorted(range(len(clusters)), key=lambda k: -clusters[k]["size"]):
         own_G[clusters[k]["group"]].append(k)
     groups: list[Group] = []
     inside_G = members(run.group_N, run.n_groups)
-    for name, inside, own, central in zip(names, inside_G, own_G, central_G, strict=True):
+    for g, (name, inside, own, central) in enumerate(zip(names, inside_G, own_G, central_G, strict=True)):
         label_counts = _label_counts(run.label_N[inside])
         label, purity = _majority(label_counts)
         groups.append(
@@ -233,6 +223,9 @@ def build_groups(run: Run, clusters: list[Cluster], names: list[str], central_G:
                 size=len(inside),
                 clusters=own,
                 n_in_clusters=sum(clusters[k]["n_in_group"] for k in own),
+                concentration=number(mixing.concentration_P[g]),
+                foreign=_share(mixing.foreign_P[g]),
+                is_catch_all=bool(mixing.is_catch_all_P[g]),
                 central=central,
                 label=label,
                 purity=purity,
@@ -242,15 +235,19 @@ def build_groups(run: Run, clusters: list[Cluster], names: list[str], central_G:
     return groups
 
 
-def _in_turn(inside: np.ndarray, cluster_N: np.ndarray, cosine_N: np.ndarray) -> np.ndarray:
+def _share(value: float) -> float | None:
+    return None if np.isnan(value) else number(value, 4)
+
+
+def _in_turn(inside: np.ndarray, cluster_N: np.ndarray, cosine_N: np.ndarray, is_own_K: np.ndarray) -> np.ndarray:
     """These images: the most central one of each cluster, then the next of each, those of the largest parts first.
 
-    So a few of them look like all of a group.
+    So a few of them look like all of a group. Those in clusters of other groups come last: they are at its border.
     """
     ordered = inside[np.lexsort((-cosine_N[inside], cluster_N[inside]))]
     _, first, part, count = np.unique(cluster_N[ordered], return_index=True, return_inverse=True, return_counts=True)
     turn = np.arange(len(ordered)) - first[part]
-    return ordered[np.lexsort((cluster_N[ordered], -count[part], turn))]
+    return ordered[np.lexsort((cluster_N[ordered], -count[part], turn, ~is_own_K[cluster_N[ordered]]))]
 
 
 def _label_counts(label_N: np.ndarray) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ import numpy as np
 from siammm.core.progress import Progress, silent
 from siammm.core.text import counted
 from siammm.core.version import __version__
-from siammm.report import assessments, clusters, comparison, history, projection, quality, thumbnails, tree
+from siammm.report import assessments, catch_alls, clusters, comparison, history, projection, quality, thumbnails, tree
 from siammm.report.clusters import Measured, Rows
 from siammm.report.image_quality import LOOKED_AT_SIDE, Look, look
 from siammm.report.json_numbers import number, numbers
@@ -102,9 +102,10 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
     measured = clusters.measure(run, tell)
     _note_doubt(run, notes)
     central_G = clusters.central_of_groups(run, measured, rows)
-    found_clusters = clusters.build_clusters(run, measured, rows, seed=seed)
+    of_clusters, of_groups = catch_alls.mixing(run, measured.sum_GD, seed=seed)
+    found_clusters = clusters.build_clusters(run, measured, of_clusters, rows, seed=seed)
     names, are_old = run.group_names.read()
-    groups = clusters.build_groups(run, found_clusters, names, central_G)
+    groups = clusters.build_groups(run, found_clusters, of_groups, names, central_G)
     if are_old:
         notes.append("Groups were named, but in an earlier result of this run, so these names are not shown.")
     selected = run.selections.read()
@@ -128,7 +129,7 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
     looks: list[Look | None] = [None] * len(image_M)
     layout, sheets, number_M, entry = _make_thumbnails(run, image_M, settings, notes, looks, tell)
     seen = None if settings.live or run.images.source is None else quality.quality(run, image_M, looks)
-    n_aside = run.n_set_aside
+    n_aside, sure_N = run.n_set_aside, run.group_probability_N
     if n_aside:
         are = "is" if n_aside == 1 else "are"
         notes.append(f"{counted(n_aside, 'image')} could not be read when the run was made, and {are} not in it.")
@@ -152,6 +153,7 @@ def gather(run: Run, settings: GatherSettings, tell: Progress = silent) -> Gathe
             cluster=run.cluster_N[image_M].tolist(),
             group=run.group_N[image_M].tolist(),
             probability=numbers(np.clip(run.probability_N[image_M], 0.0, 1.0)),
+            group_probability=[] if sure_N is None else numbers(np.clip(sure_N[image_M], 0.0, 1.0)),
             outlier_score=numbers(np.clip(run.outlier_N[image_M], 0.0, 1.0)),
             label=run.label_N[image_M].tolist(),
             x=numbers(place_M2[:, 0]),

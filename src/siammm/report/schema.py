@@ -38,6 +38,9 @@ class Group(TypedDict):
     size: int  # images
     clusters: list[int]  # those that have most of their images in it, largest first
     n_in_clusters: int  # its images that are in these clusters; the others are in clusters of other groups
+    concentration: float  # how near its images are to their mean direction
+    foreign: float | None  # the share of its images' nearest neighbours that are in other groups; None if not known
+    is_catch_all: bool  # as that of a cluster, among the groups
     central: list[int]  # its images that are most central in their clusters, of each cluster in turn
     label: int  # as those of a cluster
     purity: float | None
@@ -83,6 +86,7 @@ class Images(TypedDict):
     cluster: list[int]
     group: list[int]
     probability: list[float]
+    group_probability: list[float]  # empty without groups, and in runs of earlier versions, which did not know it
     outlier_score: list[float]
     label: list[int]
     x: list[float]  # place on the map, 0 to 1

@@ -20,14 +20,22 @@ from siammm.runs import files
 
 
 def assignments_table(
-    *, ids: Any, clusters: Any, groups: Any, probability: Any, outlier_score: Any, labels: Any
+    *,
+    ids: Any,
+    clusters: Any,
+    groups: Any,
+    probability: Any,
+    group_probability: Any,
+    outlier_score: Any,
+    labels: Any,
 ) -> pa.Table:
-    """One row per image or row of a table: its name, cluster, group, probability, outlier score and, if any, label."""
+    """One row per image or row of a table: name, cluster, group, probabilities, outlier score and, if any, label."""
     columns: dict[str, Any] = {
         "id": pa.array(ids),
         "cluster": pa.array(clusters, type=pa.int32()),
         "group": pa.array(groups, type=pa.int32()),
         "probability": pa.array(probability),
+        "group_probability": pa.array(group_probability),
         "outlier_score": pa.array(outlier_score),
     }
     if labels is not None:
@@ -46,7 +54,8 @@ def read_assignments(path: Path, n_clusters: int, *, ids_are_text: bool, again: 
         if ids_are_text and (table.column("id").null_count or not pa.types.is_string(table.schema.field("id").type)):
             raise ValueError("its ids are not text")
         has_groups = "group" in table.column_names
-        for name in ("cluster", "probability", "outlier_score", *(["group"] if has_groups else [])):
+        of_groups = [name for name in ("group", "group_probability") if name in table.column_names]
+        for name in ("cluster", "probability", "outlier_score", *of_groups):
             column = table.column(name)
             if column.null_count or not pa.types.is_primitive(column.type):
                 raise ValueError(f"{name} is not a number in every row")

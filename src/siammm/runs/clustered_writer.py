@@ -16,6 +16,7 @@ from siammm.core import ranks
 from siammm.core.folders import new_folder
 from siammm.runs import files
 from siammm.runs.assignments import assignments_table
+from siammm.runs.by_hand import carry_over
 from siammm.runs.clustered_rows import unit_parts
 from siammm.runs.image_table import ImageTable, write_parquet
 from siammm.runs.summary import noted_of_table, summary_of, write_summary
@@ -29,10 +30,13 @@ def write_clustered(
     *,
     images: dict[str, Any] | None = None,
     embedded: ImageTable | None = None,
-) -> None:
-    """Write the result; for images also their embeddings, and what is noted of them. Every rank must call this."""
+) -> str:
+    """Write the result; for images also their embeddings, and what is noted of them. Every rank must call this.
+
+    What a person has made in an earlier result stays, where it can; the sentence says what became of it.
+    """
     summary = summary_of(found, config, noted_of_table(found, config) if images is None else images)
-    failing = "write the result"
+    failing, by_hand = "write the result", ""
     with contextlib.ExitStack() as stack:
         folder, writer = None, None
         with refused_together(failing):
@@ -53,8 +57,12 @@ def write_clustered(
                     _write_unit_rows(folder / files.EMBEDDINGS, embedded.rows)
                     write_parquet(folder / files.IMAGES_TABLE, embedded)
                 write_summary(folder, summary)
+                assert writer is not None, "there is a row at least"
+                writer.close()
+                by_hand = carry_over(output, folder)
         with refused_together(failing):
             stack.close()
+    return by_hand
 
 
 def _assignments(found: Found) -> pa.Table:
@@ -66,6 +74,7 @@ def _assignments(found: Found) -> pa.Table:
         clusters=found.clusters,
         groups=found.group_labels,
         probability=found.probability,
+        group_probability=found.group_probability,
         outlier_score=found.outlier_score,
         labels=table.labels,
     )

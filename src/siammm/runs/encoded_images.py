@@ -37,6 +37,8 @@ class EncodedImages:
     """float64: under the whole mixture."""
     group_N: np.ndarray | None = None
     """int32; None also if the mixture knows no groups."""
+    group_probability_N: np.ndarray | None = None
+    """float32: the probability of that group."""
 
 
 def encode_to_file(
@@ -58,7 +60,7 @@ def encode_to_file(
     if not loader.n_images:
         raise InputError(f"{loader.source.name} has no images that can be read; give another set.")
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    groups, group_parts = None if mixture is None else mixture.groups_, list[np.ndarray]()
+    groups, group_parts = None if mixture is None else mixture.groups_, list[tuple[np.ndarray, np.ndarray]]()
     done, size = _rows_there(path, loader) if resume else (0, 0)
     with path.open("r+b" if done else "wb") as file:
         file.truncate(size)
@@ -73,7 +75,7 @@ def encode_to_file(
             if mixture is not None and embedding_BE is not None:
                 parts.append(mixture.assign(embedding_BE))
                 if groups is not None:
-                    group_parts.append(groups.predict(embedding_BE, parts[-1][0]))
+                    group_parts.append(groups.assign(embedding_BE, *parts[-1][:2]))
             progress("images", first + len(row_BD), loader.n_images)
     row_ND = np.lib.format.open_memmap(path, mode="r")
     if not parts:
@@ -84,7 +86,8 @@ def encode_to_file(
         cluster_N=cluster_N.astype(np.int32),
         probability_N=probability_N.astype(np.float32),
         log_density_N=log_density_N.astype(np.float64),
-        group_N=np.concatenate(group_parts).astype(np.int32) if group_parts else None,
+        group_N=np.concatenate([group for group, _ in group_parts]).astype(np.int32) if group_parts else None,
+        group_probability_N=np.concatenate([share for _, share in group_parts]) if group_parts else None,
     )
 
 

@@ -82,7 +82,7 @@ class RunFindings(RunOrigin):
 
     @cached_property
     def assignments(self) -> pa.Table:
-        """One row per image: id, cluster, group, probability, outlier_score, and label if there are labels."""
+        """One row per image: id, cluster and group with their probabilities, outlier_score, label if there are any."""
         path, n_clusters = self.path / files.ASSIGNMENTS, self.n_clusters
         if not path.is_file() and not self._has_own_config:
             reason = "does not say which images it was trained on"
@@ -175,6 +175,13 @@ class RunFindings(RunOrigin):
     def probability_N(self) -> np.ndarray:
         """The share of each image that its cluster has."""
         return self.assignments.column("probability").to_numpy()
+
+    @cached_property
+    def group_probability_N(self) -> np.ndarray | None:
+        """How probable the group of each image is; None in runs of earlier versions, and without groups."""
+        if not self.is_grouped or "group_probability" not in self.assignments.column_names:
+            return None
+        return self.assignments.column("group_probability").to_numpy()
 
     @cached_property
     def outlier_N(self) -> np.ndarray:

@@ -55,6 +55,8 @@ def image_table(loader: Loader, found: EncodedImages) -> ImageTable:
         if found.group_N is not None:
             columns["group"] = pa.array(found.group_N, pa.int32())
         columns["probability"] = pa.array(found.probability_N, pa.float32())
+        if found.group_probability_N is not None:
+            columns["group_probability"] = pa.array(found.group_probability_N, pa.float32())
         columns["outlier_score"] = pa.array(outlier_score(found.log_density_N), pa.float32())
     labels, names = loader.labels, loader.source.label_names
     if labels is not None:

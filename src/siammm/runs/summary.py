@@ -146,8 +146,12 @@ def summary_of(found: Found, config: ClusterConfig, given: dict[str, Any]) -> di
 
 def noted_of_table(found: Found, config: ClusterConfig) -> dict[str, Any]:
     """By what a table is found and known again; every rank must call this."""
-    path = os.path.abspath(os.path.expanduser(config.data))
-    return {"path": path, "fingerprint": found.table.fingerprint(gathered)}
+    return {"path": table_path(config.data), "fingerprint": found.table.fingerprint(gathered)}
+
+
+def table_path(data: str) -> str:
+    """A table of embeddings as it is found from any folder."""
+    return os.path.abspath(os.path.expanduser(data))
 
 
 def noted_of_images(facts: dict[str, Any], data: str, encoder: dict[str, Any]) -> dict[str, Any]:

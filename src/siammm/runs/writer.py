@@ -88,7 +88,8 @@ class RunWriter:
         """Remove what an earlier run left, if this one is new, and what a process that was killed left half written."""
         # The folder itself stays: it may be a link, or a volume that cannot be removed.
         for earlier in list(self.path.iterdir()) if self.path.exists() else ():
-            is_old = self._is_new and earlier.name in files.RUN_NAMES
+            # What a person has made stays: it is not shown with other groups or images, but nothing else has it.
+            is_old = self._is_new and earlier.name in files.RUN_NAMES - {files.GROUP_NAMES, files.SELECTIONS}
             if not is_old and not is_leftover(earlier.name, files.RUN_NAMES | {files.LOCK}):
                 continue
             if earlier.is_dir() and not earlier.is_symlink():
@@ -187,6 +188,7 @@ def _assignments(trained: Trained) -> pa.Table:
         clusters=trained.clusters,
         groups=trained.group_labels,
         probability=trained.probability,
+        group_probability=trained.group_probability,
         outlier_score=trained.outlier_score,
         labels=trained.label_values,
     )

@@ -217,7 +217,7 @@ class ClusteringConfig:
     ablation)."""
 
     n_init: int = 1
-    """With reinitialised centroids: number of initialisations per epoch; the best is kept."""
+    """With reinitialised centroids: number of initialisations per epoch, each with all --em-steps; the best is kept."""
 
     em_steps: int = 1
     """EM steps before each epoch."""

@@ -64,13 +64,23 @@ function cardLine(index, ...more) {
   return span("card-line", hasGroups && dot(group), span("card-number", `#${index}`), name, ...more);
 }
 
+const catchAllBadge = () => span("badge mixed", "catch-all");
+
+/** What makes a cluster or group a catch-all. */
+function catchAllWords({ concentration, foreign }, what) {
+  const spread = `Its concentration is ${figure(concentration)}, unusually low, and `;
+  const mixed = `${percent(foreign)} of the nearest neighbours of its images are in other ${what}s. `;
+  const means = `It holds images that fit no other ${what}, rather than images of one kind.`;
+  return el("p.catch-all", el("strong", "A catch-all. "), spread, mixed, means);
+}
+
 function clusterCard(index, width) {
   const cluster = clusters[index];
   const shown = hasLabels && cluster.purity !== null && (hasGroups || !givenName(index));
   const purity = shown && span("card-purity", percent(cluster.purity));
   const size = plural(cluster.size, "image");
   const where = hasGroups ? `, ${visible(groupName(cluster.group))}` : "";
-  const mixed = cluster.is_catch_all && span("badge mixed", "catch-all");
+  const mixed = cluster.is_catch_all && catchAllBadge();
   const facts = span("card-facts", `${size} \u00b7 ${percent(cluster.size / run.n_images)}`, mixed);
   const odd = cluster.is_catch_all ? ", a catch-all" : "";
   const bar = hasLabels && cluster.label_counts.length > 0 && labelBar(cluster);
@@ -247,15 +257,12 @@ function detailSide(index) {
   if (hasLabels && cluster.purity !== null) facts.push(fact("Purity", percent(cluster.purity)));
   const section = (heading, aside, ...children) =>
     el("section", el("h3", heading, aside && span("note", aside)), ...children);
-  const spread = `Its concentration is ${figure(cluster.concentration)}, unusually low, and `;
-  const mixed = `${percent(cluster.foreign)} of the nearest neighbours of its images are in other clusters. `;
-  const catchAll = "It holds images that fit no other cluster, rather than images of one kind.";
   const link = el("a.more", { href: address("classes", { view: "cluster", of: index }) }, "See its images by label");
   const renamed = () => document.getElementById("detail-title").replaceWith(detailTitle(index));
   return el(
     "div.detail-side",
     live && !hasGroups && nameForm(cluster.group, renamed),
-    cluster.is_catch_all && el("p.catch-all", el("strong", "A catch-all. "), spread, mixed, catchAll),
+    cluster.is_catch_all && catchAllWords(cluster, "cluster"),
     el("dl.facts", ...facts),
     hasLabels && cluster.label_counts.length > 0 && section("Labels", null, labelTable(cluster), link),
     cluster.nearest.length > 0 && section("Nearest clusters", "cosine", nearestList(cluster)),

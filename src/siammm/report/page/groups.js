@@ -15,23 +15,27 @@ function groupCard(group, width) {
   const own = name ? named(name, "card-label") : majority(label, "card-label");
   const share = !name && hasLabels && purity !== null && span("card-purity", percent(purity));
   const facts = groupFacts(groups[group]);
-  const spoken = visible(`${groupName(group)}${majorityWords(groups[group])}, ${facts.replaceAll(" \u00b7", ",")}`);
+  const mixed = groups[group].is_catch_all;
+  const words = [facts.replaceAll(" \u00b7", ","), mixed && "a catch-all"].filter(Boolean).join(", ");
+  const spoken = visible(`${groupName(group)}${majorityWords(groups[group])}, ${words}`);
   return el(
     "a.card",
     { href: groupAddress(group), "data-focus": true, "data-group": group, "aria-label": spoken },
     wallMosaic(central, width),
     span("card-line", dot(group), span(own.textContent ? "card-number" : "card-label", `Group ${group}`), own, share),
-    span("card-facts", facts),
+    span("card-facts", facts, mixed && catchAllBadge()),
     hasLabels && counts.length > 0 && labelBar(groups[group]),
   );
 }
 
-/** The rows of a group's images: those that stand for it first, then the others, the most unusual ones last. */
+/** The rows of a group's images: those that stand for it first, then the others, the least certain last, or the
+ * most unusual ones where that is not known. */
 function groupRows(group) {
   const { central } = groups[group];
   const first = new Set(central);
   const others = range(images.id.length).filter((row) => images.group[row] === group && !first.has(row));
-  const score = (row) => images.outlier_score[row];
+  const sure = images.group_probability;
+  const score = (row) => (sure.length ? -sure[row] : images.outlier_score[row]);
   return [...central, ...others.sort((a, b) => score(a) - score(b) || a - b)];
 }
 
@@ -42,6 +46,7 @@ class GroupView {
     this.title = el("h1", { tabindex: "-1" });
     this.facts = el("p.result");
     this.here = el("span", { "aria-current": "true" });
+    this.mixed = el("div");
     this.naming = el("div");
     this.labels = el("div");
     this.images = el("section.strip");
@@ -53,7 +58,7 @@ class GroupView {
     this.grid = new VirtualGrid({ label: "Clusters of the group", ...size, make: clusterCard });
     const top = el("header.head.group-head", this.title, this.facts);
     const inside = el("section.group-clusters", el("h2", "Clusters"), this.clusters, this.grid.element);
-    this.element = el("div", { hidden: true }, crumbs, top, this.naming, this.images, inside, this.labels);
+    this.element = el("div", { hidden: true }, crumbs, top, this.mixed, this.naming, this.images, inside, this.labels);
   }
 
   write() {
@@ -68,11 +73,15 @@ class GroupView {
     const rows = groupRows(group);
     const some = rows.length < size && `${count(rows.length)} of its ${count(size)} images are on this page.`;
     const more = live && rows.length < size && morePages(`group/${group}`);
-    const parts = [el("h2", "Images"), some && note(some), moreThumbnails(rows, "Images of the group"), more];
+    const sure = images.group_probability.length > 0 && rows.length > groups[group].central.length;
+    const last = sure && "The images that are least certain to belong here come last.";
+    const words = [last, some].filter(Boolean).join(" ");
+    const parts = [el("h2", "Images"), words && note(words), moreThumbnails(rows, "Images of the group"), more];
     this.images.replaceChildren(...parts.filter(Boolean));
     const elsewhere = inside < size && ` ${plural(size - inside, "image")} of the group ${size - inside === 1 ? "is" : "are"} in clusters of others.`;
     this.clusters.textContent = `Those with most of their images in this group.${elsewhere || ""}`;
     this.facts.textContent = groupFacts(groups[group]);
+    this.mixed.replaceChildren(...(groups[group].is_catch_all ? [catchAllWords(groups[group], "group")] : []));
     if (live) this.naming.replaceChildren(nameForm(group, () => this.write()));
     const table = hasLabels && counts.length > 0 && panel("Labels", null, labelTable(groups[group]));
     this.labels.replaceChildren(...(table ? [table] : []));

@@ -180,6 +180,8 @@ function imageFacts(row) {
   const group = hasGroups && cluster >= 0 && fact("Group", named(groupName(images.group[row])));
   const own = cluster >= 0 && fact("Cluster", hasGroups ? cluster : named(`${cluster} ${givenName(cluster)}`));
   const scores = [fact("Share of its cluster", figure(images.probability[row]))];
+  const sure = images.group_probability.length > 0 && fact("Probability of its group", figure(images.group_probability[row]));
+  if (group && sure) scores.unshift(sure);
   scores.push(fact("Outlier score", figure(images.outlier_score[row])));
   return el("dl", group, own, label, ...scores);
 }
