@@ -11,7 +11,8 @@ another kind. Groups are looked for among the samples themselves:
 2. Of more than a dozen kinds these are too few. So the elbows of the scatter that two halves of the directions share
    are looked for as well (``elbow.py``). Each gives a number, and this gives groups: the communities at the resolution
    that has so many, in the space that is whitened by the differences between neighbours. Of these the clearest by the
-   ratio of step 1 are taken, if they are nearly as clear as the communities of step 1 (``_NEARLY_AS_CLEAR``).
+   ratio of step 1 are taken, if they are nearly as clear as the communities of step 1 (``_NEARLY_AS_CLEAR``). Where
+   kinds have few samples there is no elbow, and the number is that of groups of alike samples (``small_kinds.py``).
 3. Borders by a linear discriminant: one Gaussian per group, all with the same covariance. So a group is a linear score,
    and new samples get a group and a probability.
 
@@ -25,7 +26,8 @@ communities are the groups if they are clearer than those of components that are
 If the number is given (``so_many``), there is nothing to judge: the groups are so many communities, found twice, the
 second time in the space that is whitened by the covariance within the first, with the borders of step 3.
 
-The figures, and the rules that were tried besides, are in ``docs/decisions/0027``, ``0035``, ``0037`` and ``0041``.
+The figures, and the rules that were tried besides, are in ``docs/decisions/0027``, ``0035``, ``0037``, ``0041`` and
+``0055``.
 
 Legend:  N samples, M samples that decide, D dimensions, P principal directions, K components, G groups.
 """
