@@ -81,7 +81,7 @@ def test_what_makes_no_sense_any_more_is_dropped_and_said(capsys: pytest.Capture
     save(np.delete(x, 3, axis=0), ids[:3] + ids[4:])
     said = cluster(capsys, "--n-components", "3", "--merge", "none", "--device", "cpu")
     assert re.search(
-        "Kept 2 names of groups, and dropped 2 names of groups whose images are in no group of their own any more: "
+        "Kept 2 names of groups, and dropped 2 names of groups whose images are now spread over other groups: "
         "kind [ab], kind [ab]. Kept 1 selection, and dropped 1 selection whose images are no longer there: gone. ",
         said,
     )

@@ -49,16 +49,15 @@ def carry_over(folder: Path, new: Path) -> str:
     names, are_old = earlier.group_names.read()
     selections = earlier.selections.read()
     for name, is_hidden in ((files.GROUP_NAMES, are_old), (files.SELECTIONS, not selections)):
-        if (
-            is_hidden and (folder.expanduser() / name).is_file()
-        ):  # of other groups or images than these, and still somebody's
+        # Of other groups or images than the earlier result's, but still somebody's work.
+        if is_hidden and (folder.expanduser() / name).is_file():
             shutil.copyfile(folder.expanduser() / name, new / name)
     group_of = _same_groups(earlier.group_N, run.group_N, place_N, len(names), run.n_groups)
     for name, group in zip(names, group_of, strict=True):
         if name and group >= 0:
             run.group_names.give(group, name)
         (kept if group >= 0 else lost).extend([name] if name else [])
-    sentence = _sentence("name", "of groups", kept, lost, "whose images are in no group of their own any more")
+    sentence = _sentence("name", "of groups", kept, lost, "whose images are now spread over other groups")
     kept, lost = [], []
     for name, images in selections.items():
         left = [place for place in place_N[images].tolist() if place >= 0]
