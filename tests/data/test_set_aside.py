@@ -116,7 +116,7 @@ def test_different_sizes_need_a_shape(tmp_path: Path) -> None:
 def test_images_that_cannot_be_read_are_not_said_to_differ(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(InputError, match=r"No image of .* can be read: 'a.png' is empty"):
+    with pytest.raises(InputError, match=r"None of the images of .* can be read: 'a.png' is empty"):
         decode_all(open_source(tmp_path))
 
 

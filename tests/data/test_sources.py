@@ -241,7 +241,7 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_one_image_is_refused_with_its_folder(tmp_path: Path) -> None:
     (tmp_path / "cat.JPG").write_bytes(encoded(GIVEN.images[0], "JPEG"))
-    refused(tmp_path / "cat.JPG", f"one image.*folder {tmp_path}")
+    refused(tmp_path / "cat.JPG", f"a single image.*folder {tmp_path}")
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x", "x.zip", "x.pt"])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from siammm.core.errors import LostRankError
-from tests.distributed.launch import environment, free_port
+from tests.distributed.launch import LOOPBACK, environment, free_port
 from tests.faults import runs
-from tests.nursery import Command, Nursery
+from tests.nursery import ROOT, Command, Nursery
 
 
 def test_ranks_that_stand_still_or_are_gone(nursery: Nursery, tmp_path: Path) -> None:
@@ -55,30 +59,60 @@ def test_a_rank_that_goes_on_standing_still_is_lost(nursery: Nursery, tmp_path: 
     assert rest.wait() == 0, rest.err
 
 
-def test_a_rank_that_only_waits_or_has_left_is_not_lost(nursery: Nursery, tmp_path: Path) -> None:
-    """As for a slow drive: its main thread does nothing for much longer than the limit. Later the other one does."""
-    program = tmp_path / "slow.py"
-    program.write_text(
-        "import time, torch\n"
-        "from siammm.core import lost_ranks, processes, ranks\n"
-        "with processes.setup('cpu') as context:\n"
-        "    with lost_ranks.noticed(context):\n"
-        "        time.sleep(3 * context.rank)\n"
-        "        total = torch.ones(())\n"
-        "        ranks.all_reduce_sum(total)\n"
-        "        time.sleep(3 * (1 - context.rank))\n"
-        "print(int(total))\n"
+@pytest.mark.parametrize("limits", [("1", "1"), ("0", "1")])
+def test_a_rank_that_only_waits_or_has_left_is_not_lost(
+    nursery: Nursery, tmp_path: Path, limits: tuple[str, str]
+) -> None:
+    """As for a slow drive: its main thread does nothing for much longer than the limit. Later the other one does.
+
+    The limit of the first rank is that of both: one that has none does not count.
+    """
+    body = (
+        "time.sleep(3 * context.rank)",
+        "total = torch.ones(())",
+        "ranks.all_reduce_sum(total)",
+        "time.sleep(3 * (1 - context.rank))",
+        "print(int(total))",
     )
-    port = free_port()
-    both = [
-        nursery.start_program(
-            program, [], cwd=tmp_path, stdout=f"{rank}.out", stderr=f"{rank}.err",
-            environment=environment(rank, 2, port) | {"SIAMMM_RANK_TIMEOUT": "1"},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
+    both = started(nursery, tmp_path, body, limits)
     assert [one.wait(60) for one in both] == [0, 0], both[0].err + both[1].err
     assert [one.out for one in both] == ["2\n", "2\n"]
+
+
+def test_a_rank_that_fails_and_hangs_on_leaving_is_lost(nursery: Nursery, tmp_path: Path) -> None:
+    """Its connections stay open, as those of a GPU may."""
+    body = (
+        "if context.rank == 1:",
+        "    context.__class__.__exit__ = lambda *_: time.sleep(60)",
+        "    raise ValueError('broken')",
+        "time.sleep(30)",
+    )
+    first, second = started(nursery, tmp_path, body, ("2", "2"))
+    try:
+        assert first.wait(60) == LostRankError.exit_code, first.err
+        assert "Rank 1 has not responded" in first.err
+    finally:
+        second.kill()
+
+
+@pytest.mark.slow
+def test_torchrun_that_stands_still_does_not_end_its_ranks(tmp_path: Path) -> None:
+    """It keeps the store, and is what Ctrl-Z in its terminal stops."""
+    program = written(tmp_path, ("open(f'ready{context.rank}', 'w').close()", "time.sleep(8)"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    variables = {"SIAMMM_RANK_TIMEOUT": "1", "PYTHONPATH": str(ROOT / "src"), "GLOO_SOCKET_IFNAME": LOOPBACK}
+    torchrun = subprocess.Popen(command, cwd=tmp_path, env=os.environ | variables)
+    try:
+        until = time.monotonic() + 120
+        while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        torchrun.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        torchrun.send_signal(signal.SIGCONT)
+        assert torchrun.wait(60) == 0
+    finally:
+        torchrun.kill()
 
 
 def test_a_limit_that_is_none(nursery: Nursery, tmp_path: Path) -> None:
@@ -88,6 +122,30 @@ def test_a_limit_that_is_none(nursery: Nursery, tmp_path: Path) -> None:
     assert command.refusal() == (
         "siammm: SIAMMM_RANK_TIMEOUT is 'soon', but it must be a number of seconds of at least 0.\n"
     )
+
+
+def written(folder: Path, body: Sequence[str]) -> Path:
+    """A program that does this while its ranks are watched."""
+    program = folder / "program.py"
+    program.write_text(
+        "import time, torch\n"
+        "from siammm.core import lost_ranks, processes, ranks\n"
+        "with processes.setup('cpu') as context, lost_ranks.noticed(context):\n"
+        + "".join(f"    {line}\n" for line in body)
+    )
+    return program
+
+
+def started(nursery: Nursery, folder: Path, body: Sequence[str], limits: tuple[str, str]) -> list[Command]:
+    """Two ranks of such a program, each with its own limit."""
+    program, port = written(folder, body), free_port()
+    return [
+        nursery.start_program(
+            program, [], cwd=folder, stdout=f"{rank}.out", stderr=f"{rank}.err",
+            environment=environment(rank, 2, port) | {"SIAMMM_RANK_TIMEOUT": limit},
+        )
+        for rank, limit in enumerate(limits)
+    ]  # fmt: skip
 
 
 def two_ranks(nursery: Nursery, folder: Path, **variables: str) -> list[Command]:
