@@ -146,12 +146,19 @@ USAGE = {
     "cluster x --no-overwrite=yes": "--no-overwrite takes no value; use --overwrite or --no-overwrite alone.",
     "evaluate x --seeds 0,1": "--seeds takes a whole number, not '0,1'; put spaces between several values.",
     "train x --epochs None": "--epochs takes a whole number, not 'None'.",
+    "cluster x --output=": "--output is empty; give a path.",
     "sort run": "siammm sort also needs --to; siammm sort --help says what it is.",
 }
 
 
 def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"give a command: demo, train, .*, bench; siammm --help says", refused([], capsys))
+
+
+def test_an_empty_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(["cluster", ""], capsys) == (
+        "siammm: siammm cluster was given an empty word; name the data or the run.\n"
+    )
 
 
 @pytest.mark.parametrize("arguments", USAGE)

@@ -99,9 +99,12 @@ def test_numbers_of_rows_are_names_in_the_same_table_only(capsys: pytest.Capture
     assert "Kept 1 name of groups. Kept 1 selection." in cluster(capsys, *FLAGS, "--random-state", "3")
     assert Run.open("out").selections.read() == {"mine": [1]}
     save(x[::-1])
-    assert "dropped 1 name of groups" in (said := cluster(capsys).lower())
-    assert "dropped 1 selection" in said
-    assert not Run.open("out").selections.read()
+    message = refused(["cluster", "x.npz", "--output", "out", *FLAGS, "--overwrite"], capsys)
+    assert re.search("selections of rows of .*x.npz, which has changed since and has no ids", message)
+    assert Run.open("out").selections.read() == {"mine": [1]}
+    for name in ("names.json", "selections.json"):
+        Path("out", name).unlink()
+    cluster(capsys)
 
 
 def test_those_of_other_data_are_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,6 +121,19 @@ def test_those_of_other_data_are_not_replaced(capsys: pytest.CaptureFixture[str]
     assert "first" in Run.open("out").group_names.read()[0]
     Run.open("out").group_names.give(0, "")
     assert main(again) == 0, "a name that was taken away is nothing to keep"
+
+
+@pytest.mark.parametrize("missing", ["summary.json", "assignments.parquet"])
+def test_those_of_half_a_result_are_not_replaced(capsys: pytest.CaptureFixture[str], missing: str) -> None:
+    x, ids = blobs()
+    save(x, ids)
+    cluster(capsys)
+    Run.open("out").group_names.give(0, "first")
+    kept = Path("out/names.json").read_bytes()
+    Path("out", missing).unlink()
+    message = refused(["cluster", "x.npz", "--output", "out", *FLAGS, "--overwrite"], capsys)
+    assert "names of groups or selections of a result that cannot be read" in message
+    assert Path("out/names.json").read_bytes() == kept
 
 
 def test_those_of_a_damaged_result_are_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     if not arguments:
         return _fail(f"give a command: {', '.join(_COMMANDS)}; siammm --help says what each does.", 2)
-    if arguments == ["--version"]:
+    if arguments and arguments[0] == "--version":
         sys.stdout.write(f"siammm {__version__}\n")
         return 0
     if arguments and arguments[0] not in _COMMANDS and arguments[0] not in _OWN_FLAGS:

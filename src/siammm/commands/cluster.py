@@ -28,7 +28,7 @@ from siammm.data.embedding_table import EmbeddingTable, Share
 from siammm.data.embeddings import read_embeddings, several_tables
 from siammm.data.sources import from_anywhere
 from siammm.runs import files
-from siammm.runs.by_hand import check_by_hand
+from siammm.runs.by_hand import check_by_hand, check_same_rows
 from siammm.runs.clustered_writer import write_clustered
 from siammm.runs.image_table import ImageTable
 from siammm.runs.images import open_images
@@ -71,6 +71,8 @@ def cluster(config: ClusterConfig) -> None:
                 label_column=config.label_column,
                 share=Share(ranks.rank(), ranks.world_size()),
             )
+            if not ranks.active():  # one rank has only a share of the rows
+                check_same_rows(output, table)
         found = find_clusters(table, config, seconds)
         by_hand = write_clustered(found, config, output)
         if ranks.is_writer():

@@ -13,6 +13,7 @@ import numpy as np
 
 from siammm.core.errors import InputError, SiamMMError
 from siammm.core.text import counted, listed, one_line, shown
+from siammm.data.embedding_table import EmbeddingTable
 from siammm.runs import files
 from siammm.runs.run import Run
 from siammm.runs.summary import is_clustered
@@ -28,6 +29,17 @@ def check_by_hand(folder: Path, data: str) -> None:
         raise InputError(
             f"The output folder {folder} holds names of groups or selections of {shown(earlier)}; choose "
             f"another --output, or remove {files.GROUP_NAMES} and {files.SELECTIONS} there."
+        )
+
+
+def check_same_rows(folder: Path, table: EmbeddingTable) -> None:
+    """Refuse to replace names and selections of rows that have only numbers, if the table has changed."""
+    run = _earlier(folder) if table.ids is None else None
+    if run is not None and run.ids == _numbers(run.n_images) and run.fingerprint != table.fingerprint():
+        raise InputError(
+            f"The output folder {folder} holds names of groups or selections of rows of {table.source}, which has "
+            "changed since and has no ids by which to know its rows again; choose another --output, or remove "
+            f"{files.GROUP_NAMES} and {files.SELECTIONS} there."
         )
 
 
@@ -71,7 +83,7 @@ def carry_over(folder: Path, new: Path) -> str:
 def _earlier(folder: Path) -> Run | None:
     """The result in a folder, if there is anything in it that a person has made."""
     folder = folder.expanduser()
-    if not is_clustered(folder) or not any((folder / name).is_file() for name in (files.GROUP_NAMES, files.SELECTIONS)):
+    if not any((folder / name).is_file() for name in (files.GROUP_NAMES, files.SELECTIONS)):
         return None
     try:
         run = Run.open(folder)
@@ -87,8 +99,12 @@ def _earlier(folder: Path) -> Run | None:
 
 def _are_known_again(earlier: Run, run: Run) -> bool:
     """Whether a name says which image is meant: the number of a row does only in the same table."""
-    are_numbers = run.ids == [str(number) for number in range(run.n_images)]
-    return not are_numbers or earlier.fingerprint == run.fingerprint
+    return run.ids != _numbers(run.n_images) or earlier.fingerprint == run.fingerprint
+
+
+def _numbers(n: int) -> list[str]:
+    """The ids of rows that have none of their own."""
+    return [str(number) for number in range(n)]
 
 
 def _same_groups(earlier_N: np.ndarray, group_M: np.ndarray, place_N: np.ndarray, g: int, new_g: int) -> list[int]:

@@ -43,6 +43,8 @@ def fault(command: str, kind: type, words: Sequence[str]) -> str | None:
     if found.faults:
         return found.faults[0]
     positions = _flags_and_positions(kind)[1]
+    if "" in found.positions:
+        return f"siammm {command} was given an empty word; name the data or the run."
     return _wrong_count(command, positions, found.positions) or _missing(command, kind, set(found.flags))
 
 
@@ -82,6 +84,8 @@ def _sorted(command: str, kind: type, words: Sequence[str]) -> _Words:
             choices = "" if _takes_any_word(wanted) else f": {_described(wanted)}"
             found.faults.append(f"{flag} needs a value{choices or f'; siammm {command} --help-all says which'}.")
         for value in values:
+            if not value and Path in _members(wanted):
+                found.faults.append(f"{flag} is empty; give a path.")
             if not _is_one(wanted, value):
                 hint = "; put spaces between several values" if several and "," in value else ""
                 found.faults.append(f"{flag} takes {_described(wanted)}, not {_shortened(value)}{hint}.")
