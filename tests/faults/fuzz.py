@@ -202,7 +202,9 @@ def _judged(code: int, err: str, out: str, peak: int, new: set[str]) -> str | No
         return f"a traceback: {(err + out)[-1500:]}"
     if code == 2 and not (re.match(r"siammm: .+[.?]$", last) or "─" in last):  # or tyro's box of what cannot be parsed
         return f"no sentence at the end: {err[-800:]}"
-    if code == 2 and last.startswith("siammm: ") and len(err.splitlines()) > 1:
+    # A training that began says how far it got before it finds that it cannot go on.
+    lines = [line for line in err.splitlines() if not re.match(r"epoch \d+ of \d+: ", line)]
+    if code == 2 and last.startswith("siammm: ") and len(lines) > 1:
         return f"more than a sentence: {err[-800:]}"
     if "Warning" in err:
         return f"a warning: {err[-800:]}"
