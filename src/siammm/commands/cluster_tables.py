@@ -52,7 +52,8 @@ def show(found: Found, output: Path, console: Console, *, of_images: bool = Fals
         )
     elif of_images and mixture.merge == "auto" and not found.groups.is_found:
         console.print("[dim]No other groups were found: each cluster is a group.[/]")
-    if not mixture.converged_:
+    # Clusters that groups were divided into are only parts of these: nobody asked for them to be stable.
+    if not mixture.converged_ and found.n_merged is None:
         console.print("[yellow]EM did not converge within --max-iter steps; raise it for more stable clusters.[/]")
     if found.scores is not None:
         console.print(score_table(found.scores, found.group_scores))
